@@ -2,7 +2,7 @@
 
 from shoal.models.blueprint import Blueprint, registry
 from shoal.models.cnn import MediumCNN, SmallCNN
-from shoal.models.mlp import MLP, LinearModel, PeriodicMLP
+from shoal.models.mlp import MLP, LinearModel
 from shoal.models.parameter_sharing import (
     BatchEnsemble,
     MultiHead,
@@ -11,6 +11,7 @@ from shoal.models.parameter_sharing import (
     TabM,
 )
 from shoal.models.resnet import PreActResNet18, ResNet18, ResNet20, ResNet32, WideResNet16x4
+from shoal.models.table import PeriodicMLP, TableMLP
 from shoal.models.vit import ViT
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "ResNet32",
     "SmallCNN",
     "TabM",
+    "TableMLP",
     "ViT",
     "WideResNet16x4",
     "registry",

@@ -204,17 +204,23 @@ def test_what_an_estimator_cannot_export(exported, tmp_path):
 
 
 @pytest.mark.parametrize("numbers", ["piecewise", "periodic"])  # both have heavy tails, too
-def test_encodings_of_numbers_are_inside_the_file(numbers, tmp_path):
-    X, y = table(60, seed=0)
-    X["tail"] = np.exp(2 * np.random.default_rng(0).normal(size=60))
+def test_encodings_of_numbers_and_categories_are_inside_the_file(numbers, tmp_path):
+    X, y = table(100, seed=0)
+    X["tail"] = np.exp(2 * np.random.default_rng(0).normal(size=100))
+    X["shop"] = [None if i % 9 == 0 else f"shop {min(i, i % 37)}" for i in range(100)]
     model = EnsembleRegressor(**FEW, numbers=numbers).fit(X, y)
     file = shoal.export(model, tmp_path / "model.onnx")
     assert file.difference <= 1e-5
     other, _ = table(40, seed=1)
     other["tail"] = np.concatenate([[np.nan, -5.0, 1e4], np.linspace(0, 300, 37)])
+    other["shop"] = [None, "a shop that training had not", *(f"shop {i}" for i in range(38))]
     columns = as_columns(other) | {"tail": other["tail"].to_numpy()}
+    columns["shop"] = other["shop"].fillna("").to_numpy(str)
     session = onnxruntime.InferenceSession(file.path, providers=["CPUExecutionProvider"])
     about = json.loads(session.get_modelmeta().custom_metadata_map["shoal"])
     raw = {each["name"]: columns[each["column"]] for each in about["inputs"] if "column" in each}
     feeds = {k: v.astype(object) if v.dtype.kind == "U" else v for k, v in raw.items()}
     close(session.run(["mean"], feeds)[0], model.predict(other))
+    shop = next(each for each in about["inputs"] if each.get("column") == "shop")
+    (size,) = model.run_.ensemble.builds[0].architecture.embeddings
+    assert len(shop["categories"]) == size - 2 < 37  # without the gap and the rare ones

@@ -215,16 +215,3 @@ def test_unsuitable_values_are_refused(settings, words):
     assert_one_sentence(error.value)
     own = {"preprocess": None, "numbers": "standard"}  # as in pickles of former versions
     EnsembleRegressor(**FEW, **own).fit(np.eye(4), np.arange(4.0))
-
-
-@pytest.mark.parametrize(
-    "settings, words",
-    [
-        ({"width": 0}, "at least 1"),
-        ({"scale": 0.0}, "a scale above 0"),
-        ({"columns": 4}, "encodes 4 inputs, but there are 3"),
-    ],
-)
-def test_unsuitable_periodic_layers_are_refused(settings, words):
-    with pytest.raises(ConfigError, match=words):
-        shoal.models.PeriodicMLP(**settings).build((3,), 1)

@@ -18,6 +18,7 @@ from shoal.models import (
     ResNet20,
     ResNet32,
     SmallCNN,
+    TableMLP,
     TabM,
     WideResNet16x4,
     registry,
@@ -42,6 +43,7 @@ VARIANTS = [
     BatchEnsemble(MLP(hidden=(7,), norm="layer"), factors="normal"),
     TabM(hidden=(7, 5), dropout=0.0),
     TabM(hidden=(7,), mini=True),
+    TableMLP(hidden=(7,), columns=3, embeddings=(40, 3)),
 ]
 
 

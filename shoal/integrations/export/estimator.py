@@ -51,6 +51,9 @@ NO_DATE = int(np.iinfo(np.int64).min)
 _GAPS = ("", "nan", "None", "<NA>", "NaT")
 """Texts of a gap: the empty text, and what Python prints for a missing value."""
 
+_TEXTS = ("categories", "codes")
+"""Kinds of columns that a file takes as texts."""
+
 _NAMES = {
     "label": "the most probable class; for several labels at once 0 or 1",
     "probabilities": "probability of each class; for several labels at once that of 1",
@@ -66,7 +69,7 @@ class _Column:
     Attributes:
         name: name of the input.
         column: name of the column.
-        kind: "numbers", "dates" or "categories"; "array" for all columns at once.
+        kind: as in `preprocessing_for`; "array" for all columns at once.
         texts: the categories as texts; a gap is a category if training had one.
         gap: text of a gap: the first of `_GAPS` that is no category.
     """
@@ -79,12 +82,13 @@ class _Column:
 
     def about(self, shape: Sequence[int]) -> dict[str, Any]:
         """The input in the metadata."""
-        kinds = {"categories": ("string", self.gap), "dates": ("int64", NO_DATE)}
+        texts = ("string", self.gap)
+        kinds = {"categories": texts, "codes": texts, "dates": ("int64", NO_DATE)}
         dtype, gap = kinds.get(self.kind, ("float64", "NaN"))
         facts = {"name": self.name, "dtype": dtype, "shape": ["batch", *shape], "gap": gap}
         if self.kind == "dates":
             facts["unit"] = "seconds since 1970-01-01 UTC"
-        if self.kind == "categories":
+        if self.kind in _TEXTS:
             facts["categories"] = [text for text in self.texts if text != self.gap]
         return facts if self.kind == "array" else facts | {"column": self.column}
 
@@ -93,7 +97,7 @@ class _Column:
         if self.kind == "array":
             return as_numbers(X)
         column = X.iloc[:, [place]]
-        if self.kind == "categories":
+        if self.kind in _TEXTS:
             return np.array(_as_texts(as_categories(column)[:, 0], self.gap), dtype=object)
         if self.kind == "dates":
             seconds = as_seconds(column)[:, 0]
@@ -103,7 +107,7 @@ class _Column:
 
     def tensor(self, array: np.ndarray) -> Tensor:
         """The values as the graph takes them: the numbers of categories, -1 for unknown ones."""
-        if self.kind == "categories":
+        if self.kind in _TEXTS:
             places = {text: place for place, text in enumerate(self.texts)}
             return torch.tensor([places.get(text, -1) for text in array])
         return torch.from_numpy(array)
@@ -162,13 +166,13 @@ class _Table(nn.Module):
 
     def __init__(self, preprocessing: ColumnTransformer) -> None:
         super().__init__()
-        self.parts, self.standardised = [], nn.ModuleDict()
+        self.parts, self.sizes, self.standardised = [], {}, nn.ModuleDict()
         for kind, pipeline, places in preprocessing.transformers_:
             if kind == "remainder" or not len(places):
                 continue
             self.parts.append((kind, list(places)))
-            if kind == "categories":
-                self.widths = [len(each) for each in pipeline[-1].categories_]
+            if kind in _TEXTS:
+                self.sizes[kind] = [len(each) for each in pipeline[-1].categories_]
                 continue
             self.standardised[kind] = _Standardised(pipeline)
             if kind == "dates":
@@ -178,9 +182,12 @@ class _Table(nn.Module):
         parts = []
         for kind, places in self.parts:
             chosen = [columns[place] for place in places]
-            if kind == "categories":
-                pairs = zip(chosen, self.widths, strict=True)
-                parts += [(c[:, None] == torch.arange(w)).double() for c, w in pairs]
+            if kind in _TEXTS:  # an unknown category is -1
+                pairs = zip(chosen, self.sizes[kind], strict=True)
+                if kind == "categories":
+                    parts += [(c[:, None] == torch.arange(n)).double() for c, n in pairs]
+                else:  # as `CategoryCodes`
+                    parts += [(c[:, None].double() + 1.5) / (n + 1) for c, n in pairs]
                 continue
             if kind == "dates":
                 pairs = zip(chosen, self.periods, strict=True)
@@ -259,9 +266,9 @@ class EstimatorFile:
         if model.preprocessing_ is not None:
             for kind, pipeline, places in model.preprocessing_.transformers_:
                 kinds |= dict.fromkeys(places, kind)
-                if kind == "categories" and len(places):
+                if kind in _TEXTS and len(places):
                     known = map(_category_texts, pipeline[-1].categories_)
-                    texts = dict(zip(places, known, strict=True))
+                    texts |= dict(zip(places, known, strict=True))
         named = hasattr(model, "feature_names_in_")
         if not named and set(kinds.values()) <= {"numbers"}:
             return [_Column("x", "x", "array")]
@@ -287,9 +294,10 @@ class EstimatorFile:
         drawn: dict[int, Any] = {}
         for kind, pipeline, places in model.preprocessing_.transformers_:
             for i, place in enumerate(places):
-                if kind == "categories":
+                if kind in _TEXTS:
                     known = pipeline[-1].categories_[i].tolist()
-                    other = ["a text that training had not"] if isinstance(known[0], str) else []
+                    numbers = known and not isinstance(known[0], str)
+                    other = [] if numbers else ["a text that training had not"]
                     values = np.array([*known, *other, None], dtype=object)
                     drawn[place] = values[np.arange(n) % len(values)]
                     continue
@@ -409,7 +417,7 @@ def _is_ours(preprocessing: Any) -> bool:
     if not isinstance(preprocessing, ColumnTransformer):
         return False
     kinds = {kind for kind, _, _ in preprocessing.transformers}
-    return kinds <= {"numbers", "categories", "dates"}
+    return kinds <= {"numbers", "dates", *_TEXTS}
 
 
 def _input_shape(model: Any) -> tuple[int, ...]:
@@ -447,7 +455,7 @@ def _with_texts(
     graph, helper = model.graph, onnx.helper
     encoders = []
     for column in columns:
-        if column.kind != "categories":
+        if column.kind not in _TEXTS:
             continue
         keys = {text: place for place, text in enumerate(column.texts)}
         if column.gap in keys:  # training had gaps

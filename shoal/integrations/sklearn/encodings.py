@@ -2,10 +2,12 @@
 
 numbers      StandardScaler, then SimpleImputer with the mean and an indicator of gaps;
              `HeavyTails` before and `PiecewiseLinear` between, where `numbers` says so
-categories   OneHotEncoder; a gap is a category of its own, an unknown category has only zeros
 dates        `DateParts`: days, and the time of the day, week and year; then as numbers
+categories   OneHotEncoder; a gap is a category of its own, an unknown category has only zeros
+codes        many categories: `CategoryCodes`, of which each member learns an embedding
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -29,15 +31,19 @@ from shoal.integrations.sklearn.columns import (
     is_table,
     kind_of,
 )
+from shoal.models.mlp import MLP
+from shoal.models.table import TableMLP
 
 __all__ = [
     "DAY",
     "NUMBERS",
     "PERIODS",
+    "CategoryCodes",
     "DateParts",
     "HeavyTails",
     "PiecewiseLinear",
     "fitted",
+    "network_for",
     "preprocessing_for",
     "transformed",
 ]
@@ -46,28 +52,30 @@ NUMBERS = ("standard", "robust", "piecewise", "periodic")
 """What the argument `numbers` may be."""
 
 
-def preprocessing_for(X: Any, numbers: str = "standard") -> ColumnTransformer:
+def preprocessing_for(X: Any, numbers: str = "standard", embed: bool = True) -> ColumnTransformer:
     """The preprocessing of a table by the kinds of its columns; an array has numbers only.
+
+    Without `embed` all categories are one-hot: a network of one's own has no embeddings.
 
     >>> preprocessing_for(np.zeros((3, 2))).transformers[0][2]
     [0, 1]
     """
-    kinds = [kind_of(X.iloc[:, i]) if is_table(X) else "numbers" for i in range(X.shape[1])]
+    kinds = [_kind(X.iloc[:, i], embed) if is_table(X) else "numbers" for i in range(X.shape[1])]
     scaling = [StandardScaler()] if numbers == "standard" else [HeavyTails(), StandardScaler()]
     scaling += [PiecewiseLinear()] if numbers == "piecewise" else []
     with config_context(enable_metadata_routing=True):
         scaling = [each.set_fit_request(sample_weight=True) for each in scaling]
+        codes = CategoryCodes().set_fit_request(sample_weight=True)
     # The mean of a standardised column is 0, with the weights of the data points.
     imputer = SimpleImputer(
         strategy="constant", fill_value=0.0, add_indicator=True, keep_empty_features=True
     )
-    steps = {
+    one_hot = OneHotEncoder(handle_unknown="ignore", sparse_output=False, dtype=np.float64)
+    steps = {  # in this order: the networks take numbers first and codes last
         "numbers": (_columnwise(as_numbers), *scaling, imputer),
-        "categories": (
-            _columnwise(as_categories),
-            OneHotEncoder(handle_unknown="ignore", sparse_output=False, dtype=np.float64),
-        ),
+        "categories": (_columnwise(as_categories), one_hot),
         "dates": (_columnwise(as_seconds), DateParts(), *map(clone, scaling), clone(imputer)),
+        "codes": (_columnwise(as_categories), codes),
     }
     return ColumnTransformer(
         [
@@ -75,6 +83,85 @@ def preprocessing_for(X: Any, numbers: str = "standard") -> ColumnTransformer:
             for kind, parts in steps.items()
         ]
     )
+
+
+def network_for(preprocessing: ColumnTransformer | None, numbers: str, **settings: Any) -> MLP:
+    """The perceptron for inputs that `preprocessing_for` made and that were fitted.
+
+    Args:
+        preprocessing: the fitted preprocessing; None for inputs of another origin.
+        numbers: as in `preprocessing_for`.
+        settings: settings of `shoal.models.MLP`.
+    """
+    fitted = {} if preprocessing is None else preprocessing.named_transformers_
+    columns, embeddings = 0, ()
+    for kind, _, places in () if preprocessing is None else preprocessing.transformers_:
+        columns = len(places) if kind == "numbers" and numbers == "periodic" else columns
+        if kind == "codes" and len(places):
+            embeddings = tuple(len(known) + 1 for known in fitted["codes"][-1].categories_)
+    if not columns and not embeddings:
+        return MLP(**settings)
+    return TableMLP(**settings, columns=columns, embeddings=embeddings)
+
+
+MANY_CATEGORIES = 32
+"""Values of a column up to which they are one-hot: as wide as the widest embedding."""
+
+RARE = 3
+"""Data points that a category needs for an embedding of its own."""
+
+
+def _kind(column: Any, embed: bool) -> str:
+    """As `kind_of`, or "codes" for a column of many categories."""
+    kind = kind_of(column)
+    many = kind == "categories" and column.nunique(dropna=False) > MANY_CATEGORIES
+    return "codes" if many and embed else kind
+
+
+class CategoryCodes(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    r"""Categories as numbers for `shoal.models.TableMLP`: category c of n is (c + 1/2) / n.
+
+    A category needs `RARE` data points, or their weight. All others, and those that training had
+    not, are category 0: its embedding is trained by the rare ones. A gap is a category, too.
+
+    Attributes:
+        categories_: the categories 1, 2, ... of each column; a gap is NaN.
+    """
+
+    categories_: list[np.ndarray]
+
+    def fit(self, X: np.ndarray, y: Any = None, sample_weight: Any = None) -> Self:
+        """Count the categories of each column of objects [N, K]."""
+        # Small weights do not make a category rare.
+        points = np.ones(len(X)) if sample_weight is None else np.maximum(sample_weight, 1.0)
+        self.categories_ = []
+        for column in _hashable(X).T:
+            count: Counter[Any] = Counter()
+            for value, weight in zip(column.tolist(), points.tolist(), strict=True):
+                count[value] += weight
+            known = sorted((v for v, n in count.items() if n >= RARE), key=_order)
+            self.categories_.append(np.array([np.nan if v is None else v for v in known], object))
+        self.n_features_in_ = X.shape[1]
+        return self
+
+    def transform(self, X: np.ndarray) -> np.ndarray:
+        """Numbers between 0 and 1 [N, K]."""
+        columns = []
+        for column, known in zip(_hashable(X).T, self.categories_, strict=True):
+            places = {None if v != v else v: place for place, v in enumerate(known.tolist(), 1)}
+            codes = np.array([places.get(value, 0) for value in column.tolist()])
+            columns.append((codes + 0.5) / (len(known) + 1))
+        return np.stack(columns, axis=1)
+
+
+def _hashable(X: np.ndarray) -> np.ndarray:
+    """Gaps as None, which equals itself."""
+    return np.where(X == X, X, None)
+
+
+def _order(value: Any) -> tuple[bool, str, str]:
+    """Sorts values of several kinds, a gap last, whatever the order of the data points."""
+    return value is None, type(value).__name__, str(value)
 
 
 def _columnwise(function: Callable[[Any], np.ndarray]) -> FunctionTransformer:

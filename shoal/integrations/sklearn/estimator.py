@@ -31,9 +31,14 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.priors import Gaussian
 from shoal.integrations.sklearn.columns import as_numbers, is_table, merged, rows_of
-from shoal.integrations.sklearn.encodings import NUMBERS, fitted, preprocessing_for, transformed
+from shoal.integrations.sklearn.encodings import (
+    NUMBERS,
+    fitted,
+    network_for,
+    preprocessing_for,
+    transformed,
+)
 from shoal.models.blueprint import Architecture, Blueprint
-from shoal.models.mlp import MLP, PeriodicMLP
 from shoal.prediction.predictive import Predictive
 from shoal.training.fit import fit
 from shoal.training.folder.own_data import OWN_DATA, PREPARED_BY
@@ -203,7 +208,9 @@ class EnsembleEstimator(BaseEstimator):
             self.preprocessing_ = None
             return self._prepared(points.X)
         self.preprocessing_ = (
-            preprocessing_for(points.X, self.numbers) if self._automatic else clone(self.preprocess)
+            preprocessing_for(points.X, self.numbers, embed=self.network is None)
+            if self._automatic
+            else clone(self.preprocess)
         )
         return fitted(self.preprocessing_, *points)
 
@@ -316,11 +323,8 @@ class EnsembleEstimator(BaseEstimator):
 
     def _build(self, input_shape: tuple[int, ...], outputs: int) -> Callable[[], nn.Module]:
         if self.network is None:
-            hidden, perceptron = tuple(self.hidden), MLP(hidden=tuple(self.hidden))
-            if self.numbers == "periodic" and (
-                columns := len(self.preprocessing_.transformers[0][2])
-            ):
-                perceptron = PeriodicMLP(hidden=hidden, columns=columns)
+            table = self.preprocessing_ if self._automatic else None
+            perceptron = network_for(table, self.numbers, hidden=tuple(self.hidden))
             return Blueprint(perceptron, input_shape, outputs)
         if hasattr(self.network, "build"):
             return Blueprint(self.network, input_shape, outputs)  # pyright: ignore

@@ -1,0 +1,175 @@
+"""Columns of many categories: numbers for an embedding that every member learns."""
+
+import pickle
+from copy import deepcopy
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.preprocessing import OneHotEncoder
+from small_runs import assert_one_sentence
+from torch.nn import functional as F
+
+import shoal
+from shoal.core.errors import ConfigError
+from shoal.integrations.sklearn import CategoryCodes, preprocessing_for
+from shoal.models import MLP, TableMLP
+from shoal.models.table import Embedded
+from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
+
+FEW = {"epochs": 3, "members": 2, "hidden": (8,), "random_state": 0, "early_stopping": False}
+pytestmark = pytest.mark.filterwarnings("ignore::shoal.core.errors.ShoalWarning")
+
+
+def coded(column, weight=None):
+    """The fitted codes of one column, and the places of its values."""
+    X = np.asarray(column, dtype=object)[:, None]
+    made = CategoryCodes().fit(X, sample_weight=weight)
+    n = len(made.categories_[0]) + 1
+    return made.categories_[0].tolist(), (made.transform(X)[:, 0] * n).astype(int).tolist()
+
+
+def test_rare_and_unknown_categories_share_the_first_code():
+    known, places = coded([*"bbbaaaa", np.nan, np.nan, np.nan, "c", "c", "d"])
+    assert known[:2] == ["a", "b"] and np.isnan(known[2])
+    assert places == [2, 2, 2, 1, 1, 1, 1, 3, 3, 3, 0, 0, 0]
+    assert coded([*"aab"], np.array([1.0, 2.0, 2.0]))[0] == ["a"]
+    assert coded([*"aaabbb"], np.full(6, 1e-3))[0] == ["a", "b"]  # small weights change nothing
+    assert coded([1, "1", 1, "1", 1, "1"])[0] == [1, "1"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_codes_find_their_embedding_in_every_precision(dtype):
+    n = 100_003
+    made = Embedded((n,)).to(dtype)
+    made.tables[0].weight.data[:, 0] = torch.arange(n)
+    x = torch.from_numpy((np.arange(n) + 0.5) / n).to(dtype)
+    assert torch.equal(made(x[:, None])[:, 0], torch.arange(n).to(dtype))
+    far = torch.tensor([[-3.0], [1.0], [9.0]], dtype=dtype)  # points moved by a method
+    assert made(far)[:, 0].tolist() == [0, n - 1, n - 1]
+
+
+def test_half_precision_refuses_codes_that_it_cannot_hold():
+    with pytest.raises(ConfigError, match="cannot number the 900 categories") as error:
+        Embedded((900,)).bfloat16()(torch.rand(3, 1).bfloat16())
+    assert_one_sentence(error.value)
+    Embedded((40,)).bfloat16()(torch.rand(3, 1).bfloat16())
+
+
+@pytest.mark.parametrize("batches", ["common", "own"])
+def test_members_train_as_networks_in_a_loop(batches):
+    """Full batches of gradient descent on (NLL - log prior) / N, written out in torch."""
+    torch.manual_seed(0)
+    n, rate, std = 60, 0.3, 0.5
+    codes = (torch.randint(0, 40, (n, 1)) + 0.5) / 40
+    x = torch.cat([torch.randn(n, 2), codes, (torch.randint(0, 3, (n, 1)) + 0.5) / 3], 1).double()
+    y = torch.randint(0, 3, (n,))
+    table = TableMLP(hidden=(7,), columns=1, activation="tanh", embeddings=(40, 3))
+    networks = [table.build((4,), 3).double() for _ in range(3)]
+    ensemble = shoal.Ensemble.of(deepcopy(networks))
+    options = {"optimizer": "sgd", "lr": rate, "batch_size": n, "epochs": 4, "batches": batches}
+    prior = shoal.priors.Gaussian(std)
+    run = shoal.fit(ensemble, (x, y), prior=prior, precision="float64", progress=False, **options)
+    for i, network in enumerate(networks):
+        for _ in range(4):
+            prior_term = sum(p.square().sum() for p in network.parameters()) / (2 * std**2 * n)
+            gradients = torch.autograd.grad(
+                F.cross_entropy(network(x), y) + prior_term, list(network.parameters())
+            )
+            with torch.no_grad():
+                for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+                    parameter -= rate * gradient
+        torch.testing.assert_close(run.ensemble.member(i)(x), network(x))
+
+
+def shops(n=400, cities=60, seed=0):
+    """A number, many cities and a few kinds; the target is an effect of the city."""
+    random = np.random.default_rng(seed)
+    effect = np.random.default_rng(1).normal(size=cities)
+    city = random.integers(0, cities, n)
+    X = pd.DataFrame({
+        "size": random.normal(size=n),
+        "city": np.array([f"city {i:03d}" for i in range(cities)], dtype=object)[city],
+        "kind": random.choice(["new", "old"], n),
+    })  # fmt: skip
+    return X, effect[city] + 0.1 * random.normal(size=n)
+
+
+def test_many_categories_are_learned_without_a_column_for_each(tmp_path):
+    X, y = shops(1200)
+    model = EnsembleRegressor(
+        members=2, hidden=(16,), epochs=40, random_state=0, out=tmp_path / "run"
+    ).fit(X, y)
+    other, truth = shops(300, seed=2)
+    assert np.mean((model.predict(other) - truth) ** 2) < 0.3 * np.var(truth)
+    network = model.run_.ensemble.builds[0].architecture
+    assert network == TableMLP(hidden=(16,), embeddings=(61,))
+    assert model._prepared(other).shape == (300, 4)
+    assert model._column_names() == ("size", "kind_new", "kind_old", "city")
+    other.loc[0, "city"], other.loc[1, "city"] = "Rom", None
+    np.testing.assert_array_equal(model._prepared(other)[:2, 3], 0.5 / 61)
+    copy = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(copy.predict(other), model.predict(other))
+    found = shoal.predict(shoal.load(tmp_path / "run"), model._prepared(other))
+    np.testing.assert_allclose(found.mean.flatten(), model.predict(other), atol=1e-9)
+
+
+def test_ten_thousand_categories_take_one_input():
+    random = np.random.default_rng(0)
+    X = pd.DataFrame({"item": random.integers(0, 10_000, 40_000).astype(str)})
+    made = preprocessing_for(X)
+    assert made.fit_transform(X).shape == (40_000, 1)
+    few = X.iloc[:3000]["item"].astype(int) % 32
+    assert (
+        preprocessing_for(few.astype(str).to_frame()).fit_transform(few.to_frame()).shape[1] == 32
+    )
+
+
+@pytest.mark.parametrize("kind", [EnsembleClassifier, EnsembleRegressor])
+def test_folds_and_own_batches(kind):
+    X, y = shops(120, cities=35)
+    y = y if kind is EnsembleRegressor else y > 0
+    model = kind(**FEW, batches="own", options={"folds": 2}).fit(X, y)
+    assert np.isfinite(model.score(X, y))
+    assert model.run_.ensemble.builds[0].architecture.embeddings
+
+
+def test_weights_equal_repetition_to_the_bit():
+    X, y = shops(150, cities=60)
+    weight = np.random.default_rng(0).integers(0, 4, 150)
+    rows = np.arange(150).repeat(weight)
+    one = EnsembleRegressor(**FEW).fit(X.iloc[rows], y[rows])
+    two = EnsembleRegressor(**FEW).fit(X, y, sample_weight=weight)
+    assert one.run_.ensemble.builds[0].architecture.embeddings
+    np.testing.assert_array_equal(one.predict(X), two.predict(X))
+
+
+@pytest.mark.parametrize("method", ["kde", "forde"])
+def test_repulsive_methods_take_them(method):
+    X, y = shops(120, cities=35)
+    model = EnsembleRegressor(**FEW, method=method, numbers="periodic").fit(X, y)
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_a_network_of_ones_own_gets_columns_of_zeros_and_ones():
+    X, y = shops(120, cities=35)
+    model = EnsembleRegressor(**FEW, network=MLP(hidden=(8,))).fit(X, y)
+    assert isinstance(model.preprocessing_.named_transformers_["categories"][-1], OneHotEncoder)
+    assert model._prepared(X).shape[1] == 1 + X["city"].nunique() + 2
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"width": 0}, "at least 1"),
+        ({"scale": 0.0}, "a scale above 0"),
+        ({"columns": 4}, "encodes 4 numbers and 0 categories, but there are 3 inputs"),
+        ({"columns": 2, "embeddings": (5, 5)}, "encodes 2 numbers and 2 categories"),
+        ({"embeddings": (5, 0)}, "at least 1"),
+    ],
+)
+def test_unsuitable_table_networks_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words) as error:
+        TableMLP(**settings).build((3,), 1)
+    assert_one_sentence(error.value)
