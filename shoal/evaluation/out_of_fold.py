@@ -20,7 +20,7 @@ from shoal.training.folder.run import Run, opened
 from shoal.training.loop.folds import FoldMixture, fold_outputs
 from shoal.training.loop.validation import evaluating
 
-__all__ = ["out_of_fold"]
+__all__ = ["out_of_fold", "trained_on"]
 
 
 def out_of_fold(
@@ -81,12 +81,17 @@ def _training_points(run: Run, data: Any) -> Any:
     place, takes = (ensemble.device, ensemble.dtype), ensemble.takes_whole
     batches = batches_of(data, 1, seed, *place, whole=takes, weight=weight)
     batches = in_type(batches, run.likelihood, ensemble.dtype)
-    if about_data(batches)["data"] != run.provenance["data"]:
+    if not trained_on(run, batches):
         raise DataError(
             "these are not the training data of the run; pass the same points, in the same order "
             "and with the same weights"
         )
     return batches
+
+
+def trained_on(run: Run, batches: Any) -> bool:
+    """Whether these are the training data of the run, in their order and with their weights."""
+    return about_data(batches)["data"] == run.provenance["data"]
 
 
 def _check_members(folds: Folds, members: list[int]) -> None:

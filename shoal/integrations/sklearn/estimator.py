@@ -21,11 +21,13 @@ from sklearn.utils.validation import (
 )
 from torch import nn
 
+from shoal.core.arguments import whole
 from shoal.core.caller import calling
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.batches.batch import check_same_rows
 from shoal.data.batches.sources import as_split
 from shoal.data.dataset import Dataset, Split
+from shoal.evaluation.columns import Importances, PartialDependence
 from shoal.evaluation.predict import predict
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
@@ -37,6 +39,12 @@ from shoal.integrations.sklearn.encodings import (
     network_for,
     preprocessing_for,
     transformed,
+)
+from shoal.integrations.sklearn.explain import (
+    fitted_importances,
+    given_importances,
+    importances_of_fit,
+    partial_dependence,
 )
 from shoal.models.blueprint import Architecture, Blueprint
 from shoal.prediction.predictive import Predictive
@@ -144,6 +152,64 @@ class EnsembleEstimator(BaseEstimator):
         """The prediction with all uncertainties, for the functions of Shoal."""
         check_is_fitted(self)
         return predict(self.run_, self._prepared(self._checked_inputs(X, reset=False)))
+
+    def importances(
+        self,
+        X: Any = None,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        repeats: int = 5,
+        seed: int = 0,
+    ) -> Importances:
+        """How much worse predictions become if the values of a column are permuted.
+
+        The score is the CRPS in units of y for Gaussian noise, the NLL in nats for all others. A
+        column is permuted before preprocessing. Columns that say the same share their importance.
+
+        Args:
+            X: data to permute. None for the importances that `fit` has found, with one permutation
+                of at most 500 training points: out-of-fold with folds, on the validation data
+                with early stopping, and otherwise on the training data.
+            y: targets of X. Training data of a model with folds are predicted out-of-fold.
+            sample_weight: weights of the data points.
+            repeats: permutations of each column of X.
+            seed: fixes the permutations.
+        """
+        check_is_fitted(self)
+        if X is None:
+            return fitted_importances(self)
+        check_same_rows(X, y, sample_weight)
+        X, targets = self._checked_inputs(X, reset=False), self._checked_targets(y)
+        check_consistent_length(X, targets)
+        weight = None if sample_weight is None else _checked_weights(sample_weight, len(targets))
+        points = _Points(X, self._encoded(targets), weight)
+        return given_importances(self, points, whole("repeats", repeats), seed)
+
+    @property
+    def feature_importances_(self) -> np.ndarray:
+        """Importances of the columns [D] without negative ones, with sum 1; see `importances`."""
+        check_is_fitted(self)
+        try:
+            return fitted_importances(self).shares
+        except ConfigError as error:
+            raise AttributeError(str(error)) from None
+
+    def partial_dependence(
+        self, X: Any, column: str | int, *, grid: int | Sequence[Any] | np.ndarray = 50
+    ) -> PartialDependence:
+        """The mean prediction if all rows of X have the same value in one column.
+
+        The band shows where members disagree; the noise of the targets is apart from it.
+
+        Args:
+            X: rows over which to average.
+            column: name or number of the column: numbers, categories or dates.
+            grid: how many values, between the quantiles 0.05 and 0.95 of X, or the values.
+                Categories have all of X.
+        """
+        check_is_fitted(self)
+        return partial_dependence(self, self._checked_inputs(X, reset=False), column, grid)
 
     def dataset(self, X: Any, y: Any, train: tuple[Any, Any] | None = None) -> Dataset:
         """Test data as the networks take them, for `shoal.report`, `shoal.evaluate` and others.
@@ -262,6 +328,7 @@ class EnsembleEstimator(BaseEstimator):
             # a fitted estimator does not keep its data
             self.run_ = replace(fit(ensemble, data, **options), given=None)
         self.n_iter_ = len(self.run_.history)
+        self._importances = importances_of_fit(self, points, others if stops_early else None)
 
     def _changed(self) -> dict[str, str]:
         """The parameters that differ from their defaults, as they are typed."""

@@ -19,7 +19,7 @@ from shoal.prediction.metrics.metric import (
 from shoal.prediction.mixture import mixture_cdf
 from shoal.prediction.predictive import ArrayLike, Predictive
 
-__all__ = ["coverage", "crps", "in_units", "pit", "rmse", "sharpness"]
+__all__ = ["coverage", "crps", "in_units", "pit", "ranked_scores", "rmse", "sharpness"]
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -40,11 +40,11 @@ def crps(pred: Predictive, y: ArrayLike) -> float:
     A(\mu_m - \mu_n, \sigma_m^2 + \sigma_n^2)$; the mean over inputs and columns.
     Grimit et al. (2006), doi 10.1256/qj.05.235.
     """
-    return average(pred.by_blocks(_ranked_score, pred.check(y)))
+    return average(pred.by_blocks(ranked_scores, pred.check(y)))
 
 
-def _ranked_score(pred: Predictive, y: Tensor) -> Tensor:
-    """The score of every input and column [B, K]."""
+def ranked_scores(pred: Predictive, y: Tensor) -> Tensor:
+    """The score `crps` of every input and column [B, K]."""
     mean, variance = (moment.double() for moment in pred.moments())
     error = pred.average(_expected_distance(y - mean, variance))
     spread = [
