@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from shoal.data.dataset import Dataset, Split
     from shoal.evaluation.analyse import evidence, fidelity, landscape
+    from shoal.evaluation.calibrate import calibrate
     from shoal.evaluation.compress import Compressed, compress
     from shoal.evaluation.evaluate import Evaluation, evaluate
     from shoal.evaluation.out_of_fold import out_of_fold
@@ -70,6 +71,7 @@ _HOMES = {
     # Predict, evaluate and compare
     "predict": "evaluation.predict",
     "out_of_fold": "evaluation.out_of_fold",
+    "calibrate": "evaluation.calibrate",
     "Predictive": "prediction.predictive",
     "evaluate": "evaluation.evaluate",
     "Evaluation": "evaluation.evaluate",
@@ -134,6 +136,7 @@ __all__ = [  # noqa: RUF022
     "adapters",
     "predict",
     "out_of_fold",
+    "calibrate",
     "Predictive",
     "evaluate",
     "Evaluation",

@@ -86,7 +86,7 @@ def landscape(
     wanted = {"points": points, "inputs": inputs, "steps": steps}
     effort = _effort(quick, {key: value for key, value in wanted.items() if value is not None})
     names = _analysis_names(parts)
-    run = placed(opened(run), device)
+    run = placed(opened(run).trained, device)
     advice = f"type: {what_to_type('landscape', run.config)}"
     known = training_data(run, data, test, advice, run.ensemble.dtype)
     seen: Counter[str] = Counter()
@@ -129,7 +129,7 @@ def evidence(
         flow_steps: number of steps to fit the flow prior.
         progress: show progress.
     """
-    run = opened(run)
+    run = opened(run).trained
     if "any" not in run.likelihood.about.kinds:
         raise ConfigError("a custom loss is not a likelihood, so the run has no evidence")
     advice = f"type: {what_to_type('evidence', run.config)}"
@@ -184,7 +184,7 @@ def fidelity(
         seed: fixes all randomness.
         progress: show progress.
     """
-    run = placed(opened(run), "cpu")
+    run = placed(opened(run).trained, "cpu")
     advice = f"type: {what_to_type('fidelity', run.config)}"
     known = training_data(run, data, test, advice, run.ensemble.dtype)
     how = {"methods": methods, "points": points, "draws": draws, "chains": chains}

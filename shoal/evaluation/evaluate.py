@@ -179,7 +179,7 @@ def kept_evaluation(run: Any) -> Evaluation | None:
 
 
 def made_from(run: Any, dataset: Dataset) -> dict[str, Any]:
-    """The inputs of an evaluation: number of epochs, and a digest of each split.
+    """The inputs of an evaluation: number of epochs, digests of the splits, and a calibration.
 
     Shifts that are computed on access depend on the test set and have an empty digest.
     """
@@ -191,7 +191,12 @@ def made_from(run: Any, dataset: Dataset) -> dict[str, Any]:
     for name, split in splits.items():
         tensors = [split.x] if split.y is None else [split.x, split.y]
         digests[name] = "-".join(inputs_digest(tensor)[:16] for tensor in tensors)
-    return {"epochs": len(getattr(run, "history", ())), "digests": digests}
+    calibrated = run.likelihood if run.likelihood.calibration else None
+    return {
+        "epochs": len(getattr(run, "history", ())),
+        "digests": digests,
+        "calibrated": None if calibrated is None else str(calibrated),
+    }
 
 
 def is_current(evaluation: Evaluation | None, run: Any, dataset: Dataset) -> bool:

@@ -4,9 +4,11 @@ import os
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shoal.core.arguments import whole
 from shoal.core.errors import ConfigError, DataError
+from shoal.core.structure import parted
 from shoal.data.batches.orders import Folds
 from shoal.data.batches.sources import batches_of
 from shoal.data.dataset import Dataset
@@ -20,7 +22,7 @@ from shoal.training.folder.run import Run, opened
 from shoal.training.loop.folds import FoldMixture, fold_outputs
 from shoal.training.loop.validation import evaluating
 
-__all__ = ["out_of_fold", "trained_on"]
+__all__ = ["fold_predictions", "out_of_fold", "trained_on"]
 
 
 def out_of_fold(
@@ -46,18 +48,25 @@ def out_of_fold(
     Returns:
         The predictions, in the order of the training points; on the CPU.
     """
-    run = opened(run)
+    return fold_predictions(opened(run), data, batch_size)[0]
+
+
+def fold_predictions(
+    run: Run, data: Any = None, batch_size: int = 1024
+) -> tuple[Predictive, Any, Tensor | None]:
+    """The predictions of `out_of_fold`, with the targets and the weights of the points."""
     count = run.config.get("folds")
     if count is None:
         raise ConfigError("this run has no folds; train it with fit(..., folds=8)")
     batches = _training_points(run, data)
     folds = Folds(batches.n, count, run.config["seed"])
     ensemble, first = run.ensemble, int(run.config.get("frozen") or 0)
-    steps, parts = list(folds.steps(whole("batch_size", batch_size))), []
+    steps, parts, targets = list(folds.steps(whole("batch_size", batch_size))), [], []
     precision = run.config.get("precision")
     with torch.no_grad(), evaluating(ensemble), calculating_in(precision, ensemble):
-        for x, _ in batches.read(rows.flatten() for rows, _ in steps):
+        for x, y in batches.read(rows.flatten() for rows, _ in steps):
             parts.append(fold_outputs(ensemble, x, range(ensemble.members), folds).cpu())
+            targets.append([None if t is None else t.unflatten(0, (count, -1)) for t in parted(y)])
     outputs = torch.cat(parts, 1)[first:]
     sound = ensemble.alive[first:].cpu() & (outputs < torch.inf).flatten(1).all(-1)
     finite = sound.nonzero().flatten()
@@ -68,7 +77,12 @@ def out_of_fold(
     order = rows.flatten()[mixture.rows].argsort()
     shape = run.target_shape
     mixed = mixture.mixed(outputs[finite])[:, order]
-    return Predictive(mixed, run.likelihood, None, None if shape is None else 1 + len(shape))
+    pred = Predictive(mixed, run.likelihood, None, None if shape is None else 1 + len(shape))
+    y, weight = (
+        None if each[0] is None else torch.cat(each, 1).flatten(0, 1).cpu()[mixture.rows][order]
+        for each in zip(*targets, strict=True)
+    )
+    return pred, y, weight
 
 
 def _training_points(run: Run, data: Any) -> Any:

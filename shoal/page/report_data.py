@@ -16,6 +16,7 @@ from shoal.core.display.text import flat, plain
 from shoal.core.errors import ConfigError
 from shoal.evaluation.evaluate import Evaluation, kept_evaluation, load_evaluation
 from shoal.experiment.variants import Variant, variant_of, word_of
+from shoal.training.folder.calibration import calibration_note, read_calibration
 from shoal.training.folder.choice import Choice
 from shoal.training.folder.history import read_history
 from shoal.training.folder.own_data import OWN_DATA, data_name, what_to_type
@@ -339,12 +340,12 @@ def _opened(folder: Path) -> RunRecord:
     """From the files alone: a page needs neither weights nor the user's network."""
     files = RunFolder(folder)
     config, provenance = files.config(), files.provenance()
-    notes = provenance.pop("notes", [])
+    notes, calibrated = provenance.pop("notes", []), read_calibration(folder)
     return RunRecord(
         name=folder.resolve().name,
         config=config,
         history=read_history(folder / "history.jsonl"),
-        notes=notes,
+        notes=notes + ([calibration_note(calibrated)] if calibrated else []),
         provenance=provenance,
         assessment=load_evaluation(folder),
         folder=folder,

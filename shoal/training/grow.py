@@ -100,7 +100,7 @@ def _arguments(run: Run, changes: Mapping[str, Any], same_data: bool) -> dict[st
                 f"the {key} of this run was your own '{value['custom']}', which a run cannot "
                 f"store; type: shoal.grow(run, {key}={value['custom']})"
             )
-    return {"likelihood": run.likelihood, **stored, **changes}
+    return {"likelihood": run.trained.likelihood, **stored, **changes}
 
 
 def _extended(ensemble: Ensemble, more: int, seed: int) -> Ensemble:

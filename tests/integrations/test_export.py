@@ -13,9 +13,11 @@ from torch import nn
 
 import shoal
 from shoal.core.errors import ConfigError
+from shoal.inference import likelihoods
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Gaussian, MixtureDensity, Poisson
 from shoal.integrations.export import export
+from shoal.integrations.export.formats import onnx_session
 from shoal.integrations.export.graph import TracedPrediction
 from shoal.prediction import Predictive
 
@@ -185,12 +187,15 @@ def test_diverged_members_are_left_out(tmp_path):
     torch.testing.assert_close(module(x)["probs"].detach(), kept.probs)
 
 
-@pytest.mark.parametrize("likelihood", [Gaussian(0.5), MixtureDensity(2)])
+CALIBRATED = [each.calibrated(torch.tensor([1.7])) for each in (Gaussian(0.5), MixtureDensity(2))]
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(0.5), MixtureDensity(2), *CALIBRATED], ids=repr)
 def test_quantiles_are_those_of_predict(likelihood):
     """The wide steps of a file find what bisection finds."""
-    likelihood = likelihood.initialised_from(
-        100 + 20 * torch.randn(50, 1, generator=torch.manual_seed(0))
-    )
+    if not likelihood.calibration:  # training begins without one
+        y = 100 + 20 * torch.randn(50, 1, generator=torch.manual_seed(0))
+        likelihood = likelihood.initialised_from(y)
     outputs = torch.randn(3, 8, likelihood.width(1))
     weights = torch.tensor([0.5, 0.3, 0.2])
     for ndim, shape in ((None, (8, 1)), (1, (8,))):
@@ -200,6 +205,29 @@ def test_quantiles_are_those_of_predict(likelihood):
             wanted = pred.quantile(level).float()
             assert wanted.shape == shape
             torch.testing.assert_close(traced.quantile(level), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["noise", "temperature"])
+def test_a_file_has_the_calibrated_numbers(name, tmp_path):
+    if name == "noise":
+        known = likelihoods.HeteroscedasticGaussian().initialised_from(40 + 3 * torch.randn(9))
+        known, outputs = known.calibrated(torch.tensor([1.7])), 2
+    else:
+        known, outputs = likelihoods.Categorical().calibrated(torch.tensor(2.5)), 3
+    ensemble, x = Ensemble.init(lambda: perceptron(outputs), members=3), torch.randn(64, 5)
+    done = export(ensemble, tmp_path / "model.onnx", x, likelihood=known)
+    session = onnx_session(done.path)
+    names = [each.name for each in session.get_outputs()]
+    found = dict(zip(names, session.run(names, {"x": x.numpy()}), strict=True))
+    pred = shoal.predict(ensemble, x, likelihood=known)
+    assert str(known) == done.metadata["likelihood"] and name in str(known)
+    if name == "temperature":
+        wanted = {"probs": (pred.members / 2.5).softmax(-1).mean(0)}
+    else:
+        wanted = {"stddev": pred.stddev}
+    for key, value in wanted.items():
+        np.testing.assert_allclose(found[key], value, atol=1e-5, rtol=0)
 
 
 def test_a_file_that_differs_is_an_error_and_never_appears(tmp_path, monkeypatch):

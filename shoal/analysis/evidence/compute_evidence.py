@@ -500,7 +500,7 @@ def member_weights(run: Any, kind: str, data: Any = None) -> Tensor | None:
     kept = None if data is not None else kept_evidence(run)
     if kept is None or kept.step != step_of(run):
         known = own_data(run, "this run", "pass data=(x, y)") if data is None else data
-        kept = evidence(run, known, priors=False)
+        kept = evidence(getattr(run, "trained", run), known, priors=False)
     if kind not in kept.weightings:
         raise DataError(
             "stacking weights need held-out data, and this data set has none; "

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
@@ -10,16 +10,66 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.core.errors import ConfigError, DataError
+from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
 from shoal.core.registry import later_field
 from shoal.data.batches.arrays import check_labels
 from shoal.inference.likelihoods.likelihood import Likelihood, Task, as_columns, registry
 
-__all__ = ["Bernoulli", "Categorical", "Classes", "Ordinal"]
+__all__ = ["Bernoulli", "Categorical", "Classes", "Labels", "Ordinal"]
 
 
-@dataclass(frozen=True)
-class Classes(Likelihood):
+@dataclass(frozen=True, repr=False)
+class Labels(Likelihood):
+    """Labels with logits f: a calibration divides them by one temperature T, p(y | f / T).
+
+    Attributes:
+        temperature: T; None before a calibration.
+    """
+
+    temperature: float | None = field(default=None, init=False, repr=False)
+
+    def _tempered(self, logits: Tensor) -> Tensor:
+        return logits if self.temperature is None else logits / self.temperature
+
+    @property
+    def calibration(self) -> dict[str, list[float]]:
+        """The temperature of the logits."""
+        return {} if self.temperature is None else {"temperature": [self.temperature]}
+
+    def calibrated(self, values: Tensor) -> Self:
+        """The likelihood whose logits are divided by the one number in `values`."""
+        other = copy.copy(self)
+        object.__setattr__(other, "temperature", float(values))
+        return other
+
+    @property
+    def uncalibrated(self) -> Self:
+        """The likelihood at temperature 1, as it trains members."""
+        if self.temperature is None:
+            return self
+        other = copy.copy(self)
+        object.__setattr__(other, "temperature", None)
+        return other
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The temperature, if there is one."""
+        return {n: torch.tensor(v, dtype=torch.float64) for n, v in self.calibration.items()}
+
+    def restored(self, state: Mapping[str, Tensor]) -> Self:
+        """The likelihood with the temperature of a file; most files have none."""
+        if not state:
+            return self
+        value = state.get("temperature")
+        if len(state) > 1 or value is None or value.numel() != 1 or not 0 < value < math.inf:
+            raise CheckpointCorrupt(
+                f"the file has no temperature for a {type(self).__name__}; use another"
+            )
+        return self.calibrated(value)
+
+
+@dataclass(frozen=True, repr=False)
+class Classes(Labels):
     """One of C classes per target: labels [B, *S], or soft labels [B, *S, C] that sum to 1.
 
     A subclass gives the log probabilities of the classes.
@@ -164,18 +214,15 @@ class Categorical(Classes):
         if self.smoothing and least == 0:
             raise ConfigError("class_weights of 0 need smoothing=0; give every class some weight")
 
-    def __repr__(self) -> str:
-        settings = registry.spec(self).items()
-        return f"Categorical({', '.join(f'{k}={v!r}' for k, v in settings if k != 'name')})"
-
     @property
     def unweighted(self) -> bool:
         """Whether the objective is the log probability and every label counts 1."""
-        return not self.smoothing and self.class_weights is None and self.ignore_index is None
+        plain = not self.smoothing and self.class_weights is None and self.temperature is None
+        return plain and self.ignore_index is None
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         """Log softmax [..., C]."""
-        return outputs.log_softmax(-1)
+        return self._tempered(outputs).log_softmax(-1)
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Log probability of the labels y [B, *S]; 0 for ignored labels."""
@@ -184,7 +231,7 @@ class Categorical(Classes):
         y, ignored = self._known(y)
         # Matrix products put data points next to each other; this layout is fast for few classes.
         labels = y.expand(outputs.shape[:-1]).unsqueeze(-2)
-        log_probs = F.log_softmax(outputs.mT, -2).gather(-2, labels).squeeze(-2)
+        log_probs = F.log_softmax(self._tempered(outputs).mT, -2).gather(-2, labels).squeeze(-2)
         return log_probs if ignored is None else log_probs.masked_fill(ignored, 0.0)
 
     def objective(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -222,7 +269,7 @@ class Categorical(Classes):
 
     def probs(self, outputs: Tensor) -> Tensor:
         """Class probabilities [..., C]."""
-        return outputs.softmax(-1)
+        return self._tempered(outputs).softmax(-1)
 
     def predicted(self, outputs: Tensor) -> Tensor:
         """The class of the largest logit [...]."""
@@ -248,8 +295,8 @@ class Categorical(Classes):
     def initialised_from(self, y: Tensor, sites: int = 0, weight: Tensor | None = None) -> Self:
         """The likelihood with its class weights on the device of the targets."""
         if self.class_weights is None:
-            return self
-        other = copy.copy(self)
+            return self.uncalibrated
+        other = copy.copy(self.uncalibrated)
         object.__setattr__(other, "_weights", self._class_weights(y))
         return other
 
@@ -272,12 +319,13 @@ class Categorical(Classes):
 
 
 @registry.register("ordinal", cite=("mccullagh1980regression",))
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Ordinal(Classes):
     r"""Classes in order, by thresholds: P(y <= k | f) = sigmoid(t_k).
 
     The network returns C - 1 outputs for C classes: t_0 = f_0 and t_k = t_(k-1) + softplus(f_k), so
     that the thresholds increase. Then $p_k = σ(t_k)\, σ(-t_{k-1})\, σ(f_k)$, without a difference.
+    A calibration divides the thresholds t_k by its temperature.
     McCullagh (1980), doi 10.1111/j.2517-6161.1980.tb01109.x.
 
     >>> Ordinal().probs(torch.zeros(1, 1))
@@ -295,9 +343,14 @@ class Ordinal(Classes):
     def log_probs(self, outputs: Tensor) -> Tensor:
         """Log probabilities of all classes [..., C]."""
         first, rest = outputs[..., :1], outputs[..., 1:]
-        thresholds = torch.cat([first, first + F.softplus(rest).cumsum(-1)], -1)
+        steps = F.softplus(rest)
+        thresholds = self._tempered(torch.cat([first, first + steps.cumsum(-1)], -1))
         below, above = F.logsigmoid(thresholds), F.logsigmoid(-thresholds)
-        return F.pad(below, (0, 1)) + F.pad(above, (1, 0)) + F.pad(F.logsigmoid(rest), (1, 1))
+        # log(1 - exp(-step)), which is log sigmoid(f) at temperature 1
+        between = F.logsigmoid(rest)
+        if self.temperature is not None:
+            between = (-torch.expm1(-self._tempered(steps))).log()
+        return F.pad(below, (0, 1)) + F.pad(above, (1, 0)) + F.pad(between, (1, 1))
 
     def width(self, targets: int) -> int:
         """One threshold between neighbouring classes."""
@@ -322,8 +375,8 @@ class Ordinal(Classes):
 
 
 @registry.register("bernoulli")
-@dataclass(frozen=True)
-class Bernoulli(Likelihood):
+@dataclass(frozen=True, repr=False)
+class Bernoulli(Labels):
     """Yes or no, in one or several columns: P(y = 1 | f) = sigmoid(f), independent columns.
 
     The network returns one logit per column. Targets are 0 and 1, or probabilities in between.
@@ -348,7 +401,8 @@ class Bernoulli(Likelihood):
 
     def _each(self, outputs: Tensor, y: Tensor) -> Tensor:
         y = as_columns(y, outputs, outputs.shape[-1]).to(outputs.dtype)
-        return y * outputs - F.softplus(outputs)
+        logits = self._tempered(outputs)
+        return y * logits - F.softplus(logits)
 
     def mixture_log_prob(self, outputs: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
         """Log probability under the mixture; for soft labels, the expectation column by column."""
@@ -364,16 +418,18 @@ class Bernoulli(Likelihood):
 
     def probs(self, outputs: Tensor) -> Tensor:
         """Probabilities of 0 and 1 [..., K, 2]; [..., 2] for one column."""
-        both = torch.stack([(-outputs).sigmoid(), outputs.sigmoid()], -1)
+        logits = self._tempered(outputs)
+        both = torch.stack([(-logits).sigmoid(), logits.sigmoid()], -1)
         return both.squeeze(-2) if outputs.shape[-1] == 1 else both
 
     def mean(self, outputs: Tensor) -> Tensor:
         """Probability of 1 [..., K]."""
-        return outputs.sigmoid()
+        return self._tempered(outputs).sigmoid()
 
     def variance(self, outputs: Tensor) -> Tensor:
         """p (1 - p) [..., K]."""
-        return outputs.sigmoid() * (-outputs).sigmoid()
+        logits = self._tempered(outputs)
+        return logits.sigmoid() * (-logits).sigmoid()
 
     def entropy(self, mean: Tensor, variance: Callable[[], Tensor]) -> Tensor:
         """Entropy of independent columns."""
@@ -381,7 +437,7 @@ class Bernoulli(Likelihood):
 
     def affinity(self, outputs: Tensor) -> Tensor:
         """Mean over the inputs of the product over columns of sum sqrt(p_i p_j)."""
-        flat = outputs.double().flatten(1, -2)
+        flat = self._tempered(outputs.double().flatten(1, -2))
         roots = torch.stack([(-flat).sigmoid(), flat.sigmoid()], -1).sqrt()
         return torch.stack([(roots * row).sum(-1).prod(-1).mean(-1) for row in roots])
 

@@ -104,6 +104,15 @@ class Likelihood:
         """Name of the task."""
         return self.about.name
 
+    def __repr__(self) -> str:
+        """The settings of a registered likelihood, and the numbers of its calibration."""
+        if not registry.has_kind(type(self)):
+            return super().__repr__()
+        settings = {k: repr(v) for k, v in registry.spec(self).items() if k != "name"}
+        for name, values in self.calibration.items():
+            settings[name] = ", ".join(f"{value:.3g}" for value in values)
+        return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in settings.items())})"
+
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Log density of each target, outputs [..., B, *S, C] to [..., B, *S]."""
         raise NotImplementedError
@@ -228,7 +237,7 @@ class Likelihood:
 
     def initialised_from(self, y: Tensor, sites: int = 0, weight: Tensor | None = None) -> Self:
         """The likelihood at the start of a run on these targets with weights [B]."""
-        return self
+        return self.uncalibrated
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -238,6 +247,33 @@ class Likelihood:
     def restored(self, state: Mapping[str, Tensor]) -> Self:
         """The likelihood with the learned numbers of a checkpoint."""
         return self
+
+    @property
+    def calibration(self) -> dict[str, list[float]]:
+        """The numbers of a calibration, by name; empty before one."""
+        return {}
+
+    def calibrated(self, values: Tensor) -> Self:
+        """The likelihood with the numbers of a calibration; see `shoal.calibrate`."""
+        raise ConfigError(
+            f"{self.task} has no noise and no logits to calibrate; "
+            f"use shoal.decisions.conformal_intervals"
+        )
+
+    @property
+    def uncalibrated(self) -> Self:
+        """The likelihood without its calibration, as it trains members."""
+        return self
+
+    def moved_apart(self, outputs: Tensor, factor: float) -> Tensor:
+        """Outputs [M, ..., C] whose locations or logits lie `factor` times as far from their mean.
+
+        By default the first output of each column, or all logits of classes.
+        """
+        count = outputs.shape[-1] // (1 if self.about.has_classes else self.width(1))
+        location, rest = outputs[..., :count], outputs[..., count:]
+        mean = location.mean(0)
+        return torch.cat([mean + factor * (location - mean), rest], -1)
 
     def statistics(
         self, outputs: Tensor, y: Tensor, alive: Tensor, weight: Tensor | None = None

@@ -6,7 +6,7 @@ Targets may have any unit; noise is known, learned, or learned per input.
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
@@ -42,11 +42,15 @@ _TINY = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """Learned numbers, each [K]: y = location + scale * z, and the noise variance of z."""
+    """Learned numbers, each [K]: y = location + scale * z, and the noise variance of z.
+
+    A calibration multiplies the standard deviation of the noise by `noise_factor`.
+    """
 
     location: Tensor
     scale: Tensor
     variance: Tensor | None = None
+    noise_factor: Tensor | None = None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Learned):
@@ -70,7 +74,7 @@ class Learned:
         return bool(((location > 1e3 * scale) | (scale < 1e-15) | (scale > 1e15)).any())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RealTargets(Likelihood):
     r"""Independent real target columns in any unit.
 
@@ -157,7 +161,7 @@ class RealTargets(Likelihood):
         if known is None:
             return self._with(Learned(mean, std))
         location, scale = mean + std * known.location, std * known.scale
-        return self._with(Learned(location, scale, known.variance))
+        return self._with(replace(known, location=location, scale=scale))
 
     def _with(self, learned: Learned) -> Self:
         other = copy.copy(self)
@@ -174,6 +178,7 @@ class RealTargets(Likelihood):
         if not state:
             return self
         names = {"location", "scale", *(["variance"] if self.learns_noise else [])}
+        names |= {"noise_factor"} & state.keys()
         lengths = {tuple(t.shape) for t in state.values()}
         sound = all(bool(t.isfinite().all()) for t in state.values())
         sound &= all(bool((t > 0).all()) for name, t in state.items() if name != "location")
@@ -182,6 +187,35 @@ class RealTargets(Likelihood):
                 f"the checkpoint has no numbers for a {type(self).__name__}; use another"
             )
         return self._with(Learned(**state))
+
+    @property
+    def calibration(self) -> dict[str, list[float]]:
+        """The factor of the noise's standard deviation in each column."""
+        factor = None if self.learned is None else self.learned.noise_factor
+        return {} if factor is None else {"noise_factor": factor.tolist()}
+
+    def calibrated(self, values: Tensor) -> Self:
+        """The likelihood whose noise has `values` [K] times the standard deviation of training."""
+        factor = values.detach().double().flatten()
+        known = self.learned
+        if known is None:
+            ones = torch.ones_like(factor)
+            known = Learned(torch.zeros_like(factor), ones, ones if self.learns_noise else None)
+        where = known.scale.device, known.scale.dtype
+        return self._with(replace(known, noise_factor=factor.to(*where)))
+
+    @property
+    def uncalibrated(self) -> Self:
+        """The likelihood without its calibration, as it trains members."""
+        known = self.learned
+        if known is None or known.noise_factor is None:
+            return self
+        return self._with(replace(known, noise_factor=None))
+
+    def _scaled(self, square: Tensor) -> Tensor:
+        """Squared scales [..., K] of the noise, times the squared factor of a calibration."""
+        factor = None if self.learned is None else self.learned.noise_factor
+        return square if factor is None else square * factor.square().to(square)
 
 
 _SMALLEST, _LARGEST = 1e-150, 1e150
@@ -206,7 +240,7 @@ class Standardising(RealTargets):
         """Standardise by these targets; numbers learned before stay."""
         where = y.device, torch.float32 if y.device.type == "mps" else torch.float64
         if self.learned is not None:
-            kept = {name: t.to(*where, copy=True) for name, t in self.state.items()}
+            kept = {n: t.to(*where, copy=True) for n, t in self.uncalibrated.state.items()}
             return self._with(Learned(**kept))
         columns = y.shape[-1] if y.ndim == 2 + sites else 1
         real = y.detach().reshape(-1, columns).cpu().double()
@@ -227,7 +261,7 @@ WINDOW = 10_000
 """Data points in the average of learned noise: enough for a precision of one percent."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Normal(RealTargets):
     """Independent Gaussian target columns in any unit."""
 
@@ -246,7 +280,7 @@ class Normal(RealTargets):
 
 
 @registry.register("gaussian")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Gaussian(Normal):
     """Real targets with known noise: y ~ N(f, noise_std²), independent columns.
 
@@ -261,7 +295,7 @@ class Gaussian(Normal):
             raise ConfigError(f"noise_std must be positive, not {self.noise_std}")
 
     def _standard(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        return outputs, torch.full_like(outputs, self.noise_std**2)
+        return outputs, self._scaled(torch.full_like(outputs, self.noise_std**2))
 
 
 @registry.register("homoscedastic")
@@ -288,13 +322,13 @@ class HomoscedasticGaussian(Normal, Standardising):
         known = self.learned
         if known is None or known.variance is None:
             return []
-        return (known.scale * known.variance.sqrt()).tolist()
+        return (known.scale * self._scaled(known.variance).sqrt()).tolist()
 
     def _standard(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         known = self.learned
         if known is None or known.variance is None:
             return outputs, torch.ones_like(outputs)
-        return outputs, known.variance.to(outputs).expand_as(outputs)
+        return outputs, self._scaled(known.variance.to(outputs)).expand_as(outputs)
 
     def statistics(
         self, outputs: Tensor, y: Tensor, alive: Tensor, weight: Tensor | None = None
@@ -339,12 +373,6 @@ class NoisePerInput(Standardising):
         if not 0 <= self.damping <= 1:
             raise ConfigError(f"damping must be from 0 to 1, not {self.damping}")
 
-    def __repr__(self) -> str:
-        settings = registry.spec(self).items()
-        return (
-            f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings if k != 'name')})"
-        )
-
     def width(self, targets: int) -> int:
         """A location and a raw squared scale per column."""
         return 2 * targets
@@ -352,7 +380,7 @@ class NoisePerInput(Standardising):
     def _located(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Location and squared scale of the standardised targets, both [..., K]."""
         location, raw = outputs.chunk(2, -1)
-        return location, F.softplus(raw) + LEAST
+        return location, self._scaled(F.softplus(raw) + LEAST)
 
     def objective(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The log density, each column times its squared scale to the power of `damping`."""
@@ -419,7 +447,7 @@ class StudentT(NoisePerInput):
 
 
 @registry.register("mixture-density", cite=("bishop1994mixture",))
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MixtureDensity(Standardising):
     """Real targets with several peaks: y ~ a + b sum_j pi_j N(mu_j, v_j) in each column.
 
@@ -445,7 +473,15 @@ class MixtureDensity(Standardising):
     def _components(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log weights, means and variances of the components, each [..., K, J]."""
         parts = outputs.unflatten(-1, (self._PARTS, -1, self.components)).unbind(-3)
-        return parts[0].log_softmax(-1), parts[1], F.softplus(parts[2]) + LEAST
+        variances = self._scaled((F.softplus(parts[2]) + LEAST).mT).mT
+        return parts[0].log_softmax(-1), parts[1], variances
+
+    def moved_apart(self, outputs: Tensor, factor: float) -> Tensor:
+        """Outputs whose components move with the mean of their member."""
+        logits, means, raw = outputs.chunk(self._PARTS, -1)
+        mean = self._standard(outputs)[0]
+        shift = (factor - 1) * (mean - mean.mean(0))
+        return torch.cat([logits, means + shift.repeat_interleave(self.components, -1), raw], -1)
 
     def normal_components(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Weights, means and variances in the units of the targets, each [..., K, J]."""

@@ -1,17 +1,22 @@
-"""Temperature scaling: one number that makes confidence equal accuracy on validation data."""
+"""Calibration by one number: a temperature of logits, or a factor of the noise of numbers."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shoal.core.arguments import checked, one_of
+import torch
+from torch import Tensor
+
+from shoal.core.arguments import checked, one_of, positive
 from shoal.core.errors import ConfigError
-from shoal.inference.likelihoods import Categorical
+from shoal.inference.likelihoods import Categorical, Likelihood
 from shoal.prediction.decisions.binomial import class_probs
+from shoal.prediction.metrics import point_weights
+from shoal.prediction.metrics.metric import average, weighing
 from shoal.prediction.predictive import ArrayLike, Predictive, prediction
 
-__all__ = ["Temperature", "temperature"]
+__all__ = ["Temperature", "calibrated", "temperature"]
 
 Where = Literal["members", "pooled"]
 
@@ -90,6 +95,74 @@ def _ready(pred: Predictive, where: Where) -> Predictive:
 
 def _scaled(pred: Predictive, value: float) -> Predictive:
     return replace(pred, members=pred.members / value)
+
+
+LEVEL = 0.9
+"""Probability of the central interval by which the noise is calibrated."""
+
+_HALVINGS = 40
+
+
+@checked(pred=prediction, apart=positive)
+def calibrated(
+    pred: Predictive, y: ArrayLike, weight: ArrayLike | None = None, *, apart: float = 1.0
+) -> Likelihood:
+    r"""The likelihood of a prediction, with the one number that fits held-out data best.
+
+    Numbers: the factor of the noise's standard deviation, in each column, with which the central
+    90 % interval holds 90 % of the targets (and at least $0.9 (n + 1)$ of n). This quantile of the
+    errors has a bounded influence of each point: outliers that would multiply the factor of the
+    smallest NLL count as one point outside. For Gaussian errors its variance is 1.6 times as large.
+
+    Labels: the temperature of the logits, which minimises
+    $n\, \mathrm{NLL}(T) + \frac12 (\log T)^2$. The second term, a standard normal prior, keeps T
+    finite where all points are right.
+
+    A mixture of m members says less of the ensemble of M than the ensemble itself: its members'
+    variance is $(1 - 1/m) τ^2$ instead of $(1 - 1/M) τ^2$, and its mean is off by
+    $(1/m - 1/M) τ^2$ more. Locations or logits that lie `apart` times as far from their mean, with
+    $\mathrm{apart}^2 = (1 + 1/m - 2/M) / (1 - 1/m)$, make up for most of both.
+
+    Args:
+        pred: prediction for data that its members were not trained on.
+        y: the targets [B] or [B, K].
+        weight: weight of each data point [B]; None if all count 1.
+        apart: factor of the members' distances from their mean, while the number is found.
+    """
+    likelihood = pred.likelihood.uncalibrated
+    targets = pred.check(y)
+    shares = None if weight is None else point_weights(pred, targets, weight)
+    points, targets = replace(pred, likelihood=likelihood).points(targets)
+    outputs = likelihood.moved_apart(points.members.double(), apart)
+    points = replace(points, members=outputs)
+    if not likelihood.about.has_classes:
+        return likelihood.calibrated(_noise_factor(points, targets, shares))
+    n = len(points) if shares is None else float(shares.sum())
+
+    def loss(log_t: float) -> float:
+        tempered = likelihood.calibrated(torch.tensor(log_t, dtype=torch.float64).exp())
+        with weighing(shares):
+            nll = -average(replace(points, likelihood=tempered).log_prob(targets))
+        return n * nll + 0.5 * log_t**2
+
+    return likelihood.calibrated(torch.tensor(_minimum(loss), dtype=torch.float64).exp())
+
+
+def _noise_factor(pred: Predictive, y: Tensor, weight: Tensor | None) -> Tensor:
+    """The smallest factor of each column [K] whose central interval holds enough targets."""
+    shares = torch.ones(len(pred), 1).double() if weight is None else weight.unsqueeze(-1)
+    shares = (shares / shares.sum()).to(pred.members.device)
+    wanted = min(LEVEL * (1 + 1 / len(pred)), 1 - 1e-9)
+    columns = pred.mean.shape[-1]
+    low = torch.full((columns,), _LOWEST).double()
+    high = torch.full((columns,), _HIGHEST).double()
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        scaled = replace(pred, likelihood=pred.likelihood.calibrated(middle.exp()))
+        inside = (scaled.cdf(y) - 0.5).abs() <= LEVEL / 2
+        enough = ((inside * shares).sum(0) >= wanted).cpu()
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    return high.exp()
 
 
 def _minimum(f: Callable[[float], float]) -> float:

@@ -94,6 +94,7 @@ __all__ = [
     "nll_legacy",
     "pairwise_disagreement",
     "pit",
+    "point_weights",
     "register",
     "registry",
     "reliability",
@@ -128,7 +129,7 @@ def evaluate(
     1.0
     """
     targets = pred.check(y)
-    weight = None if sample_weight is None else _of_points(pred, targets, sample_weight)
+    weight = None if sample_weight is None else point_weights(pred, targets, sample_weight)
     pred, targets = pred.points(targets)
     metrics = {name: registry[name] for name in registry if registry[name].fits(pred)}
     if weight is not None and bool((weight == weight.round()).all()):
@@ -166,7 +167,7 @@ def mean_scores(batches: Iterable[tuple[Predictive, Any, Any]]) -> dict[str, flo
     total, sums = 0.0, dict[str, float]()
     for pred, y, sample_weight in _triples(batches):
         targets = pred.check(y)
-        weight = None if sample_weight is None else _of_points(pred, targets, sample_weight)
+        weight = None if sample_weight is None else point_weights(pred, targets, sample_weight)
         pred, targets = pred.points(targets)
         count = float(len(targets)) if weight is None else float(weight.sum())
         if not count:
@@ -191,7 +192,7 @@ def _triples(batches: Any) -> Iterator[tuple[Predictive, Any, Any]]:
         yield prediction("a prediction of batches", batch[0]), batch[1], batch[2]
 
 
-def _of_points(pred: Predictive, y: Tensor, weight: ArrayLike) -> Tensor:
+def point_weights(pred: Predictive, y: Tensor, weight: ArrayLike) -> Tensor:
     """The weight of every target that counts, from the weights of the data points [B]."""
     weights = checked_weights(weight, len(pred), torch.float64).to(pred.members.device)
     sites = pred.members.shape[2:-1].numel()

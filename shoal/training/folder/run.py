@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.members import Build
 from shoal.models.blueprint import Blueprint
+from shoal.training.folder.calibration import calibration_note, read_calibration
 from shoal.training.folder.choice import Choice
 from shoal.training.folder.history import best_epoch, best_epochs, has_diverged
 from shoal.training.folder.run_folder import RunFolder
@@ -99,6 +100,14 @@ class Run:
     def warnings(self) -> tuple[str, ...]:
         """The warnings of the run, which are notes too; none for runs of older versions."""
         return tuple(self.provenance.get("warnings", ()))
+
+    @property
+    def trained(self) -> "Run":
+        """The run with the likelihood of its training, without `shoal.calibrate`."""
+        if not self.likelihood.calibration:
+            return self
+        likelihood = _likelihood(self.config, self.likelihood.uncalibrated)
+        return replace(self, likelihood=likelihood.restored(self.likelihood.uncalibrated.state))
 
     @property
     def target_shape(self) -> tuple[int, ...] | None:
@@ -207,6 +216,7 @@ def load(
     # A checkpoint holds at most eight numbers of eight bytes per weight, and some small tensors.
     checkpoint = files.checkpoint(limit=None if numbers is None else 64 * numbers + _BESIDE)
     likelihood = likelihood.restored(files.likelihood_state(checkpoint))
+    calibrated = read_calibration(files.path, checkpoint.step)
     state = files.ensemble_state(checkpoint)
     if numbers is not None:
         _check_size(state, numbers, files.path)
@@ -214,12 +224,13 @@ def load(
     ensemble = Ensemble.from_state(state, build, frozen)
     ensemble.use_output(config.get("outputs"))
     provenance = files.provenance()
+    notes = provenance.pop("notes", [])
     return Run(
         ensemble,
-        likelihood,
+        calibrated or likelihood,
         config,
         checkpoint.state["history"],
-        provenance.pop("notes", []),
+        notes + ([calibration_note(calibrated)] if calibrated else []),
         provenance,
         files.path,
         choice=files.choice(),
