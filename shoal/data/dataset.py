@@ -132,6 +132,7 @@ class Dataset:
         pixel_range: smallest and largest value of a pixel, for images.
         scaling: mean and standard deviation of standardised targets.
         columns: names of the columns of inputs that an estimator has prepared; empty without names.
+        notes: sentences about the inputs, which `fit` gives as warnings.
     """
 
     name: str
@@ -145,6 +146,7 @@ class Dataset:
     pixel_range: tuple[float, float] | None = None
     scaling: Scaling | None = None
     columns: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("train", "test", "validation"):

@@ -65,17 +65,17 @@ class Embedded(nn.Module):
 
     def __init__(self, categories: tuple[int, ...]) -> None:
         super().__init__()
+        self.categories = categories
         self.tables = nn.ModuleList(nn.Embedding(n, embedding_width(n)) for n in categories)
-        for table in self.tables:
-            bound = table.weight.shape[1] ** -0.5
-            nn.init.uniform_(table.weight, -bound, bound)
+        for weight in self.tables.parameters():
+            bound = weight.shape[1] ** -0.5
+            nn.init.uniform_(weight, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
         """Other columns, then the embeddings."""
         others = x.shape[1] - len(self.tables)
-        parts = [x[:, :others]]
-        for table, column in zip(self.tables, x[:, others:].unbind(1), strict=True):
-            n = len(table.weight)
+        parts, columns = [x[:, :others]], x[:, others:].unbind(1)
+        for n, table, column in zip(self.categories, self.tables, columns, strict=True):
             if n * torch.finfo(x.dtype).eps > 0.5:
                 raise ConfigError(
                     f"{str(x.dtype).removeprefix('torch.')} cannot number the {n} categories of a "

@@ -1,4 +1,4 @@
-"""Columns of many categories: numbers for an embedding that every member learns."""
+"""Columns of many categories: embeddings that members learn, hashed words, names left out."""
 
 import pickle
 from copy import deepcopy
@@ -12,8 +12,9 @@ from small_runs import assert_one_sentence
 from torch.nn import functional as F
 
 import shoal
-from shoal.core.errors import ConfigError
+from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.integrations.sklearn import CategoryCodes, preprocessing_for
+from shoal.integrations.sklearn.columns import input_kind
 from shoal.models import MLP, TableMLP
 from shoal.models.table import Embedded
 from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
@@ -172,4 +173,68 @@ def test_a_network_of_ones_own_gets_columns_of_zeros_and_ones():
 def test_unsuitable_table_networks_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words) as error:
         TableMLP(**settings).build((3,), 1)
+    assert_one_sentence(error.value)
+
+
+def kinds(n=120):
+    """A table with a column of every kind of texts, and the kind of each."""
+    random = np.random.default_rng(0)
+    nouns = np.array(["house", "garden", "river", "street", "school", "tower"])
+    review = [" ".join([*random.choice(nouns, 5), f"number{i}"]) for i in range(n)]
+    columns = {
+        "kind": ("categories", random.choice(["new", "old"], n).tolist()),
+        "city": ("codes", [f"city {i % 37}" for i in range(n)]),
+        "review": ("words", [None if i % 10 == 0 else text for i, text in enumerate(review)]),
+        "ticket": ("left out", [f"A{i}" if i > 6 else "A6" for i in range(n)]),
+        "cabin": (
+            "codes",
+            [None if i % 2 else f"C{i}" for i in range(n)],
+        ),  # the gaps say something
+        "family": ("codes", [f"F{max(i, 20)}" for i in range(n)]),
+        "mixed": ("left out", [i if i % 2 else f"{i}" for i in range(n)]),
+    }
+    return pd.DataFrame({k: v for k, (_, v) in columns.items()}), {
+        k: kind for k, (kind, _) in columns.items()
+    }
+
+
+def test_texts_that_differ_are_words_or_left_out():
+    X, expected = kinds()
+    assert {name: input_kind(X[name]) for name in X} == expected
+    weight = np.full(len(X), 3.0)  # every data point three times: no value is rare
+    repeated = {k: input_kind(X[k], weight) for k in X}
+    assert repeated == {k: "categories" if k == "kind" else "codes" for k in X}
+    assert {name: input_kind(X[name], weight / 100) for name in X} == expected
+
+
+def test_hashed_words_and_left_out_columns_are_said_and_predict(tmp_path):
+    X, _ = kinds()
+    y = X["review"].str.count("river").fillna(0.0).to_numpy()
+    model = EnsembleRegressor(**FEW, out=tmp_path / "run")
+    with pytest.warns(ShoalWarning) as caught:
+        model.fit(X, y)
+    said = [str(each.message) for each in caught]
+    (words,) = [text for text in said if "words of column 'review' are hashed" in text]
+    (left_out,) = [text for text in said if "lack columns 'ticket', 'mixed'" in text]
+    for sentence in (words, left_out):
+        assert sentence in shoal.load(tmp_path / "run").warnings
+    names = model._column_names()
+    assert "review_word63" in names and not any("ticket" in name for name in names)
+    prepared = model._prepared(X)
+    at = [i for i, name in enumerate(names) if "review" in name]
+    length = np.linalg.norm(prepared[:, at], axis=1)
+    np.testing.assert_allclose(length, X["review"].notna(), atol=1e-12)
+    copy, other = pickle.loads(pickle.dumps(model)), X.assign(ticket="new", mixed=None)
+    np.testing.assert_array_equal(copy.predict(other), model.predict(X))
+    other["review"] = "garden garden"
+    assert np.std(model.predict(other) - model.predict(X)) > 0
+    with pytest.raises(ConfigError, match="words of column 'review'") as error:
+        shoal.export(model, tmp_path / "model.onnx")
+    assert_one_sentence(error.value)
+
+
+def test_a_table_of_names_alone_is_refused():
+    X, _ = kinds()
+    with pytest.raises(DataError, match="columns 'ticket', 'mixed'") as error:
+        EnsembleRegressor(**FEW).fit(X[["ticket", "mixed"]], np.arange(120.0))
     assert_one_sentence(error.value)

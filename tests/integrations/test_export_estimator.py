@@ -207,12 +207,14 @@ def test_what_an_estimator_cannot_export(exported, tmp_path):
 def test_encodings_of_numbers_and_categories_are_inside_the_file(numbers, tmp_path):
     X, y = table(100, seed=0)
     X["tail"] = np.exp(2 * np.random.default_rng(0).normal(size=100))
+    X.insert(1, "ticket", [f"T{i}" for i in range(100)])  # left out
     X["shop"] = [None if i % 9 == 0 else f"shop {min(i, i % 37)}" for i in range(100)]
     model = EnsembleRegressor(**FEW, numbers=numbers).fit(X, y)
     file = shoal.export(model, tmp_path / "model.onnx")
     assert file.difference <= 1e-5
     other, _ = table(40, seed=1)
     other["tail"] = np.concatenate([[np.nan, -5.0, 1e4], np.linspace(0, 300, 37)])
+    other.insert(1, "ticket", "T0")
     other["shop"] = [None, "a shop that training had not", *(f"shop {i}" for i in range(38))]
     columns = as_columns(other) | {"tail": other["tail"].to_numpy()}
     columns["shop"] = other["shop"].fillna("").to_numpy(str)

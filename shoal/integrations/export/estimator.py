@@ -69,6 +69,7 @@ class _Column:
     Attributes:
         name: name of the input.
         column: name of the column.
+        place: place of the column in the table.
         kind: as in `preprocessing_for`; "array" for all columns at once.
         texts: the categories as texts; a gap is a category if training had one.
         gap: text of a gap: the first of `_GAPS` that is no category.
@@ -76,6 +77,7 @@ class _Column:
 
     name: str
     column: str
+    place: int
     kind: str
     texts: tuple[str, ...] = ()
     gap: str = ""
@@ -92,11 +94,11 @@ class _Column:
             facts["categories"] = [text for text in self.texts if text != self.gap]
         return facts if self.kind == "array" else facts | {"column": self.column}
 
-    def array(self, X: Any, place: int) -> np.ndarray:
+    def array(self, X: Any) -> np.ndarray:
         """The values of the input for a table."""
         if self.kind == "array":
             return as_numbers(X)
-        column = X.iloc[:, [place]]
+        column = X.iloc[:, [self.place]]
         if self.kind in _TEXTS:
             return np.array(_as_texts(as_categories(column)[:, 0], self.gap), dtype=object)
         if self.kind == "dates":
@@ -162,13 +164,13 @@ class _Standardised(nn.Module):
 
 
 class _Table(nn.Module):
-    """Columns, each [B], as the fitted preprocessing gives them [B, D]."""
+    """Columns by their place, each [B], as the fitted preprocessing gives them [B, D]."""
 
     def __init__(self, preprocessing: ColumnTransformer) -> None:
         super().__init__()
         self.parts, self.sizes, self.standardised = [], {}, nn.ModuleDict()
         for kind, pipeline, places in preprocessing.transformers_:
-            if kind == "remainder" or not len(places):
+            if kind in ("remainder", "left out") or not len(places):
                 continue
             self.parts.append((kind, list(places)))
             if kind in _TEXTS:
@@ -178,7 +180,7 @@ class _Table(nn.Module):
             if kind == "dates":
                 self.periods = pipeline.named_steps["dateparts"].periods_
 
-    def forward(self, columns: Sequence[Tensor]) -> Tensor:
+    def forward(self, columns: Mapping[int, Tensor]) -> Tensor:
         parts = []
         for kind, places in self.parts:
             chosen = [columns[place] for place in places]
@@ -219,10 +221,12 @@ class _EstimatorModule(nn.Module):
 
     def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
         columns, level = tensors[: len(self.file.columns)], tensors[-1]
-        if self.file.is_array:
-            columns = columns[0].unbind(1) if self.table is not None else columns
         if self.table is not None:
-            x = self.table(columns)
+            if self.file.is_array:
+                given = dict(enumerate(columns[0].unbind(1)))
+            else:
+                given = {c.place: t for c, t in zip(self.file.columns, columns, strict=True)}
+            x = self.table(given)
         else:
             x = columns[0] if self.file.is_array else torch.stack(columns, 1)
         return self.file.values(self.inner.prediction(x.to(self.dtype)), self.names, level)
@@ -271,17 +275,24 @@ class EstimatorFile:
                     texts |= dict(zip(places, known, strict=True))
         named = hasattr(model, "feature_names_in_")
         if not named and set(kinds.values()) <= {"numbers"}:
-            return [_Column("x", "x", "array")]
+            return [_Column("x", "x", 0, "array")]
         count = model.n_features_in_
         labels = model.feature_names_in_ if named else [f"column_{i}" for i in range(count)]
         taken, columns = set(MEANINGS) | set(_NAMES) | {LEVEL}, []
         for i, label in enumerate(labels):
+            kind = kinds.get(i, "numbers")
+            if kind == "left out":
+                continue
+            if kind == "words":
+                raise ConfigError(
+                    f"a file cannot hash the words of column {str(label)!r}; fit without this "
+                    f"column, or export model.run_ and prepare its inputs by model.preprocessing_"
+                )
             name = str(label) or f"column_{i}"
             while name in taken or name.startswith("quantile_"):
                 name = f"column_{name}"
             taken.add(name)
-            kind = kinds.get(i, "numbers")
-            columns.append(_Column(name, str(label), kind, *texts.get(i, ())))
+            columns.append(_Column(name, str(label), i, kind, *texts.get(i, ())))
         return columns
 
     def _drawn(self) -> Any:
@@ -294,6 +305,9 @@ class EstimatorFile:
         drawn: dict[int, Any] = {}
         for kind, pipeline, places in model.preprocessing_.transformers_:
             for i, place in enumerate(places):
+                if kind == "left out":
+                    drawn[place] = np.full(n, "", dtype=object)
+                    continue
                 if kind in _TEXTS:
                     known = pipeline[-1].categories_[i].tolist()
                     numbers = known and not isinstance(known[0], str)
@@ -356,7 +370,7 @@ class EstimatorFile:
         """Write the file and compare it with the estimator."""
         names = [each["name"] for each in facts["outputs"]]
         module, interval = _EstimatorModule(inner, self, names), "low" in names
-        arrays = {c.name: c.array(self.X, place) for place, c in enumerate(self.columns)}
+        arrays = {c.name: c.array(self.X) for c in self.columns}
         level = [torch.tensor(DEFAULT_LEVEL, dtype=torch.float64)] if interval else []
         example = [column.tensor(arrays[column.name][:7]) for column in self.columns]
         classes = self._classes() if "label" in names else None
@@ -417,7 +431,7 @@ def _is_ours(preprocessing: Any) -> bool:
     if not isinstance(preprocessing, ColumnTransformer):
         return False
     kinds = {kind for kind, _, _ in preprocessing.transformers}
-    return kinds <= {"numbers", "dates", *_TEXTS}
+    return kinds <= {"numbers", "dates", "words", "left out", *_TEXTS}
 
 
 def _input_shape(model: Any) -> tuple[int, ...]:

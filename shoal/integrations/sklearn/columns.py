@@ -7,7 +7,34 @@ import numpy as np
 from shoal.core.errors import DataError
 from shoal.core.optional import require
 
-__all__ = ["as_categories", "as_numbers", "as_seconds", "is_table", "kind_of", "merged", "rows_of"]
+__all__ = [
+    "RARE",
+    "as_categories",
+    "as_numbers",
+    "as_seconds",
+    "as_texts",
+    "input_kind",
+    "is_table",
+    "kind_of",
+    "merged",
+    "rows_of",
+]
+
+MANY_CATEGORIES = 32
+"""Values of a column up to which each is an input: as many as the widest embedding has numbers."""
+
+RARE = 3
+"""Data points that a category needs for an embedding of its own; fewer hardly train it."""
+
+SEVERAL_WORDS = 2.0
+"""Words per value, in the mean, from which a column holds texts rather than names."""
+
+FEW_REPEATED_TEXTS, FEW_REPEATED_NAMES = 0.5, 0.1
+"""Share of data points whose value is not rare, below which a column holds no categories.
+
+Texts that differ have words in common, so half of the points is the bound. Names have nothing else
+to say; they are kept as long as a tenth of the points can learn from each other.
+"""
 
 
 def is_table(X: Any) -> bool:
@@ -72,6 +99,12 @@ def as_categories(X: Any) -> np.ndarray:
     return values
 
 
+def as_texts(X: Any) -> np.ndarray:
+    """Columns as texts [N, K]; gaps are empty."""
+    values = as_categories(X)
+    return np.vectorize(lambda v: "" if v != v else str(v), otypes=[object])(values)
+
+
 def as_seconds(X: Any) -> np.ndarray:
     """Columns of dates as whole seconds since 1970 in UTC [N, K]; gaps are NaN."""
     return np.stack([_seconds(X.iloc[:, i], X.columns[i]) for i in range(X.shape[1])], axis=1)
@@ -98,6 +131,32 @@ def kind_of(column: Any) -> str:
     if kind in _DATES:
         return "dates"
     return "numbers" if kind in _NUMBERS else "categories"
+
+
+def input_kind(column: Any, weight: np.ndarray | None = None) -> str:
+    """What the networks get of a column: as `kind_of`, but categories are one of four kinds.
+
+    "categories" are few, and each is an input. "codes" are many, and have embeddings. "words" are
+    texts that differ, so that their words count. "left out" is a name of nearly every data point.
+    A small weight does not make a value rare.
+    """
+    if (kind := kind_of(column)) != "categories":
+        return kind
+    places, values = require("pandas", extra="frames").factorize(column, use_na_sentinel=False)
+    if len(values) <= MANY_CATEGORIES:
+        return kind
+    points = np.bincount(places, None if weight is None else np.maximum(weight, 1.0))
+    known = np.array([value == value and value is not None for value in values.tolist()])
+    texts = [value for value in values[known].tolist() if isinstance(value, str)]
+    words = np.mean([len(text.split()) for text in texts]) if texts else 0.0
+    if words >= SEVERAL_WORDS and _repeated(points[known]) < FEW_REPEATED_TEXTS:
+        return "words"
+    return "left out" if _repeated(points) < FEW_REPEATED_NAMES else "codes"
+
+
+def _repeated(points: np.ndarray) -> float:
+    """Share of data points whose value is not rare."""
+    return float(points[points >= RARE].sum() / points.sum())
 
 
 def _numbers(column: Any, name: object) -> np.ndarray:

@@ -4,10 +4,13 @@ numbers      StandardScaler, then SimpleImputer with the mean and an indicator o
              `HeavyTails` before and `PiecewiseLinear` between, where `numbers` says so
 dates        `DateParts`: days, and the time of the day, week and year; then as numbers
 categories   OneHotEncoder; a gap is a category of its own, an unknown category has only zeros
+words        texts that differ: `HashedWords`
 codes        many categories: `CategoryCodes`, of which each member learns an embedding
+left out     names of nearly every data point
+
+`columns.input_kind` says which columns are which.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -20,16 +23,21 @@ from sklearn.base import (
     clone,
 )
 from sklearn.compose import ColumnTransformer
+from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
+from shoal.core.errors import DataError
+from shoal.core.optional import require
 from shoal.integrations.sklearn.columns import (
+    RARE,
     as_categories,
     as_numbers,
     as_seconds,
+    as_texts,
+    input_kind,
     is_table,
-    kind_of,
 )
 from shoal.models.mlp import MLP
 from shoal.models.table import TableMLP
@@ -40,10 +48,12 @@ __all__ = [
     "PERIODS",
     "CategoryCodes",
     "DateParts",
+    "HashedWords",
     "HeavyTails",
     "PiecewiseLinear",
     "fitted",
     "network_for",
+    "notes_on",
     "preprocessing_for",
     "transformed",
 ]
@@ -52,15 +62,21 @@ NUMBERS = ("standard", "robust", "piecewise", "periodic")
 """What the argument `numbers` may be."""
 
 
-def preprocessing_for(X: Any, numbers: str = "standard", embed: bool = True) -> ColumnTransformer:
+def preprocessing_for(
+    X: Any, numbers: str = "standard", weight: np.ndarray | None = None, embed: bool = True
+) -> ColumnTransformer:
     """The preprocessing of a table by the kinds of its columns; an array has numbers only.
 
-    Without `embed` all categories are one-hot: a network of one's own has no embeddings.
+    Args:
+        X: the training inputs.
+        numbers: one of `NUMBERS`.
+        weight: weights of the data points.
+        embed: False makes all categories one-hot, for networks without embeddings.
 
     >>> preprocessing_for(np.zeros((3, 2))).transformers[0][2]
     [0, 1]
     """
-    kinds = [_kind(X.iloc[:, i], embed) if is_table(X) else "numbers" for i in range(X.shape[1])]
+    kinds = _kinds(X, weight, embed)
     scaling = [StandardScaler()] if numbers == "standard" else [HeavyTails(), StandardScaler()]
     scaling += [PiecewiseLinear()] if numbers == "piecewise" else []
     with config_context(enable_metadata_routing=True):
@@ -75,14 +91,56 @@ def preprocessing_for(X: Any, numbers: str = "standard", embed: bool = True) -> 
         "numbers": (_columnwise(as_numbers), *scaling, imputer),
         "categories": (_columnwise(as_categories), one_hot),
         "dates": (_columnwise(as_seconds), DateParts(), *map(clone, scaling), clone(imputer)),
+        "words": (_columnwise(as_texts), HashedWords()),
         "codes": (_columnwise(as_categories), codes),
     }
+    parts: list[tuple[str, Any]] = [(kind, make_pipeline(*each)) for kind, each in steps.items()]
     return ColumnTransformer(
         [
-            (kind, make_pipeline(*parts), [i for i, each in enumerate(kinds) if each == kind])
-            for kind, parts in steps.items()
+            (name, part, [i for i, kind in enumerate(kinds) if kind == name])
+            for name, part in [*parts, ("left out", "drop")]
         ]
     )
+
+
+def _kinds(X: Any, weight: np.ndarray | None, embed: bool) -> list[str]:
+    """The kind of each column."""
+    if not is_table(X):
+        return ["numbers"] * X.shape[1]
+    kinds = [input_kind(X.iloc[:, i], weight) for i in range(X.shape[1])]
+    if set(kinds) == {"left out"}:
+        raise DataError(
+            f"nearly every value of {_listed(X.columns)} is different, so there is nothing to "
+            f"learn from; give columns of numbers, dates or values that repeat"
+        )
+    return kinds if embed else ["categories" if kind == "codes" else kind for kind in kinds]
+
+
+def notes_on(preprocessing: ColumnTransformer | None) -> tuple[str, ...]:
+    """What users should know about columns that a fitted preprocessing hashes or leaves out."""
+    parts: Any = () if preprocessing is None else preprocessing.transformers_
+    names, notes = getattr(preprocessing, "feature_names_in_", None), []
+    for kind, _, places in parts:
+        some = _listed(places if names is None else names[places]) if len(places) else ""
+        if kind == "words" and some:
+            notes.append(
+                f"The words of {some} are hashed into {WORDS} inputs per column; if the texts "
+                f"matter, give numbers instead, such as the vectors of a language model."
+            )
+        if kind == "left out" and some:
+            notes.append(
+                f"The inputs lack {some}, where nearly every value is different; if they hold "
+                f"dates or numbers as texts, type pandas.to_datetime or pandas.to_numeric."
+            )
+    return tuple(notes)
+
+
+def _listed(names: Any) -> str:
+    return f"column{'s' * (len(names) > 1)} {', '.join(repr(str(name)) for name in names)}"
+
+
+def _columnwise(function: Callable[[Any], np.ndarray]) -> FunctionTransformer:
+    return FunctionTransformer(function, feature_names_out="one-to-one")
 
 
 def network_for(preprocessing: ColumnTransformer | None, numbers: str, **settings: Any) -> MLP:
@@ -93,29 +151,15 @@ def network_for(preprocessing: ColumnTransformer | None, numbers: str, **setting
         numbers: as in `preprocessing_for`.
         settings: settings of `shoal.models.MLP`.
     """
-    fitted = {} if preprocessing is None else preprocessing.named_transformers_
+    parts: Any = () if preprocessing is None else preprocessing.transformers_
     columns, embeddings = 0, ()
-    for kind, _, places in () if preprocessing is None else preprocessing.transformers_:
+    for kind, pipeline, places in parts:
         columns = len(places) if kind == "numbers" and numbers == "periodic" else columns
         if kind == "codes" and len(places):
-            embeddings = tuple(len(known) + 1 for known in fitted["codes"][-1].categories_)
+            embeddings = tuple(len(known) + 1 for known in pipeline[-1].categories_)
     if not columns and not embeddings:
         return MLP(**settings)
     return TableMLP(**settings, columns=columns, embeddings=embeddings)
-
-
-MANY_CATEGORIES = 32
-"""Values of a column up to which they are one-hot: as wide as the widest embedding."""
-
-RARE = 3
-"""Data points that a category needs for an embedding of its own."""
-
-
-def _kind(column: Any, embed: bool) -> str:
-    """As `kind_of`, or "codes" for a column of many categories."""
-    kind = kind_of(column)
-    many = kind == "categories" and column.nunique(dropna=False) > MANY_CATEGORIES
-    return "codes" if many and embed else kind
 
 
 class CategoryCodes(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
@@ -132,40 +176,63 @@ class CategoryCodes(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     def fit(self, X: np.ndarray, y: Any = None, sample_weight: Any = None) -> Self:
         """Count the categories of each column of objects [N, K]."""
-        # Small weights do not make a category rare.
-        points = np.ones(len(X)) if sample_weight is None else np.maximum(sample_weight, 1.0)
-        self.categories_ = []
-        for column in _hashable(X).T:
-            count: Counter[Any] = Counter()
-            for value, weight in zip(column.tolist(), points.tolist(), strict=True):
-                count[value] += weight
-            known = sorted((v for v, n in count.items() if n >= RARE), key=_order)
-            self.categories_.append(np.array([np.nan if v is None else v for v in known], object))
+        factorize, self.categories_ = require("pandas", extra="frames").factorize, []
+        points = None if sample_weight is None else np.maximum(sample_weight, 1.0)
+        for column in X.T:
+            places, values = factorize(column, use_na_sentinel=False)
+            known = values[np.bincount(places, points) >= RARE]
+            self.categories_.append(np.array(sorted(known.tolist(), key=_order), dtype=object))
         self.n_features_in_ = X.shape[1]
         return self
 
     def transform(self, X: np.ndarray) -> np.ndarray:
         """Numbers between 0 and 1 [N, K]."""
         columns = []
-        for column, known in zip(_hashable(X).T, self.categories_, strict=True):
-            places = {None if v != v else v: place for place, v in enumerate(known.tolist(), 1)}
-            codes = np.array([places.get(value, 0) for value in column.tolist()])
+        for column, known in zip(X.T, self.categories_, strict=True):
+            places = {_key(value): place for place, value in enumerate(known.tolist(), 1)}
+            codes = np.array([places.get(_key(value), 0) for value in column.tolist()])
             columns.append((codes + 0.5) / (len(known) + 1))
         return np.stack(columns, axis=1)
 
 
-def _hashable(X: np.ndarray) -> np.ndarray:
-    """Gaps as None, which equals itself."""
-    return np.where(X == X, X, None)
+def _key(value: Any) -> Any:
+    """The value; None for a gap, which equals itself."""
+    return None if value != value else value
 
 
 def _order(value: Any) -> tuple[bool, str, str]:
     """Sorts values of several kinds, a gap last, whatever the order of the data points."""
-    return value is None, type(value).__name__, str(value)
+    return value != value, type(value).__name__, str(value)
 
 
-def _columnwise(function: Callable[[Any], np.ndarray]) -> FunctionTransformer:
-    return FunctionTransformer(function, feature_names_out="one-to-one")
+WORDS = 64
+"""Inputs into which the words of a column are hashed: few collisions among the frequent ones."""
+
+
+class HashedWords(TransformerMixin, BaseEstimator):
+    """Columns of texts as hashed words, 64 inputs each, by scikit-learn's `HashingVectorizer`.
+
+    A text becomes the sum of plus or minus one at the place of each word, of length 1. A gap is 0.
+    """
+
+    def fit(self, X: np.ndarray, y: Any = None) -> Self:
+        """Hashing learns nothing."""
+        self.n_features_in_ = X.shape[1]
+        return self
+
+    def transform(self, X: np.ndarray) -> np.ndarray:
+        """Texts [N, K] as numbers [N, 64 K]."""
+        hashed: Any = HashingVectorizer(n_features=WORDS)
+        return np.hstack([hashed.transform(column).toarray() for column in X.T])
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """The columns' names with the place."""
+        given = (
+            [f"x{i}" for i in range(self.n_features_in_)]
+            if input_features is None
+            else input_features
+        )
+        return np.asarray([f"{name}_word{k}" for name in given for k in range(WORDS)], dtype=object)
 
 
 HEAVY = 10.0

@@ -37,6 +37,7 @@ from shoal.integrations.sklearn.encodings import (
     NUMBERS,
     fitted,
     network_for,
+    notes_on,
     preprocessing_for,
     transformed,
 )
@@ -274,7 +275,7 @@ class EnsembleEstimator(BaseEstimator):
             self.preprocessing_ = None
             return self._prepared(points.X)
         self.preprocessing_ = (
-            preprocessing_for(points.X, self.numbers, embed=self.network is None)
+            preprocessing_for(points.X, self.numbers, points.weight, embed=self.network is None)
             if self._automatic
             else clone(self.preprocess)
         )
@@ -322,7 +323,8 @@ class EnsembleEstimator(BaseEstimator):
         if self.preprocessing_ is not None:
             source[PREPARED_BY] = type(self).__name__
         split, classes, names = Split(x, points.y), self._class_names(), self._column_names()
-        data = Dataset(OWN_DATA, split, classes=classes, columns=names, spec=source)
+        notes = notes_on(self.preprocessing_ if self._automatic else None)
+        data = Dataset(OWN_DATA, split, classes=classes, columns=names, spec=source, notes=notes)
         with _ONE_FIT, calling("estimator", name=type(self).__name__, parameters=self._changed()):
             ensemble = Ensemble.init(build, self.members, seed)
             # a fitted estimator does not keep its data

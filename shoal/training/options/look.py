@@ -417,7 +417,8 @@ def look(
         points, targets = batches.known_points, _in_memory(batches)
     own = not isinstance(data, Dataset) or (data.spec or {"name": "file"}).get("name") == "file"
     prepared = not own or (isinstance(data, Dataset) and data.columns is not None)
-    return View(
+    notes = data.notes if isinstance(data, Dataset) else ()
+    seen = View(
         ensemble,
         likelihood,
         chosen,
@@ -430,6 +431,7 @@ def look(
         prepared,
         samples,
     ).sentences()
+    return [*notes, *seen]
 
 
 _INSIDE = ("shoal.", "contextlib")
