@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.evaluation.analyse import evidence, fidelity, landscape
     from shoal.evaluation.calibrate import calibrate
     from shoal.evaluation.compress import Compressed, compress
+    from shoal.evaluation.cross_conformal import cross_conformal
     from shoal.evaluation.evaluate import Evaluation, evaluate
     from shoal.evaluation.out_of_fold import out_of_fold
     from shoal.evaluation.predict import predict
@@ -72,6 +73,7 @@ _HOMES = {
     "predict": "evaluation.predict",
     "out_of_fold": "evaluation.out_of_fold",
     "calibrate": "evaluation.calibrate",
+    "cross_conformal": "evaluation.cross_conformal",
     "Predictive": "prediction.predictive",
     "evaluate": "evaluation.evaluate",
     "Evaluation": "evaluation.evaluate",
@@ -137,6 +139,7 @@ __all__ = [  # noqa: RUF022
     "predict",
     "out_of_fold",
     "calibrate",
+    "cross_conformal",
     "Predictive",
     "evaluate",
     "Evaluation",

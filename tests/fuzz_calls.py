@@ -322,6 +322,16 @@ def _decisions() -> Iterator[Case]:
     for name, rule in rules.items():
         yield Case(f"{name}()", rule, {"pred": pred})
     yield Case("ConformalIntervals()", d.conformal_intervals(real, targets, 0.5), {"pred": real})
+    for name, fitted, given, said, score in (
+        ("sets", d.cross_conformal_sets, pred, y, "lac"),
+        ("intervals", d.cross_conformal_intervals, real, targets, "scaled"),
+    ):
+        folds, held = torch.arange(len(given)) % 2, torch.arange(given.size) % 2
+        known = {"folds": folds, "member_folds": held, "repeated": None, "knew": ()}
+        arguments = {"pred": given, "y": said, "level": 0.5, "score": score, **known}
+        yield Case(f"cross_conformal_{name}", fitted, arguments)
+        yield Case(f"cross-conformal {name}()", fitted(**arguments), {"pred": given})
+        yield Case(f"cross-conformal {name}.at", fitted(**arguments).at, {"level": 0.5})
     randomised = d.conformal_sets(pred, y, 0.5, randomised=True)
     yield Case("ConformalSets() seed", randomised, {"pred": pred, "seed": 0})
     alarm = {"pred": pred, "rate": 0.5, "score": "entropy", "confidence": 0.5}

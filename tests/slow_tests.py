@@ -408,4 +408,6 @@ SLOW = {
     "test_without_temperature_or_strength_it_is_the_plain_ensemble",
     "test_wrappers_are_taken_off",
     "test_odd_arguments_are_accepted_or_refused_in_one_sentence",
+    "test_the_promise_for_intervals_holds_with_ridge_regressions",
+    "test_the_promise_for_sets_holds_with_nearest_means",
 }

@@ -88,9 +88,10 @@ CHECKS = {
     "trained already": lambda a: torch.allclose(a.outputs[0], a.networks[0](a.x_test), atol=1e-6),
     "fifty heads": lambda a: accurate(a, 0.6) and a.run.ensemble.members == 50,
     "LoRA": lambda a: accurate(a, 0.6) and len([*Path("adapters").iterdir()]) == 5,
-    "sets or intervals": lambda a, b: (
+    "sets or intervals": lambda a, b, c: (
         0.8 < a.inside[range(150), a.y_test].float().mean() < 1
         and covers(b.low, b.high, b.t_test, 0.9)
+        and covers(c.low, c.high, c.t_test, 0.9)
     ),
     "too high or too low": lambda a: (
         2 * shoal.evaluate(a.calibrated, a.y_test)["ece"]

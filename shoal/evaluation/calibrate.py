@@ -57,7 +57,7 @@ def _held_out(run: Run, data: Any, batch_size: int) -> tuple[Predictive, Any, An
     """Predictions, targets and weights of held-out points, and how far members move apart."""
     folds = run.config.get("folds")
     if folds is not None:
-        pred, y, weight = fold_predictions(run, data, batch_size)
+        pred, y, weight, *_ = fold_predictions(run, data, batch_size)
         members = run.ensemble.members
         return pred, y, weight, _apart(members // folds, members)
     if data is None:

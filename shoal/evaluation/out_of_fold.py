@@ -1,14 +1,14 @@
 """`shoal.out_of_fold`: predictions for training points by members that never trained on them."""
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from shoal.core.arguments import whole
 from shoal.core.errors import ConfigError, DataError
-from shoal.core.structure import parted
+from shoal.core.structure import joined, parted
 from shoal.data.batches.orders import Folds
 from shoal.data.batches.sources import batches_of
 from shoal.data.dataset import Dataset
@@ -22,7 +22,7 @@ from shoal.training.folder.run import Run, opened
 from shoal.training.loop.folds import FoldMixture, fold_outputs
 from shoal.training.loop.validation import evaluating
 
-__all__ = ["fold_predictions", "out_of_fold", "trained_on"]
+__all__ = ["FoldPredictions", "fold_predictions", "out_of_fold", "trained_on"]
 
 
 def out_of_fold(
@@ -48,13 +48,29 @@ def out_of_fold(
     Returns:
         The predictions, in the order of the training points; on the CPU.
     """
-    return fold_predictions(opened(run), data, batch_size)[0]
+    return fold_predictions(opened(run), data, batch_size).pred
 
 
-def fold_predictions(
-    run: Run, data: Any = None, batch_size: int = 1024
-) -> tuple[Predictive, Any, Tensor | None]:
-    """The predictions of `out_of_fold`, with the targets and the weights of the points."""
+class FoldPredictions(NamedTuple):
+    """Training points as the members that hold them out predict them, in their order.
+
+    Attributes:
+        pred: the out-of-fold predictions.
+        y: the targets.
+        weight: the weights of the points; None for equal weights.
+        folds: the fold of every point [N].
+        member_folds: the fold that each finite member holds out [M].
+    """
+
+    pred: Predictive
+    y: Any
+    weight: Tensor | None
+    folds: Tensor
+    member_folds: Tensor
+
+
+def fold_predictions(run: Run, data: Any = None, batch_size: int = 1024) -> FoldPredictions:
+    """The predictions of `out_of_fold`, with what belongs to them."""
     count = run.config.get("folds")
     if count is None:
         raise ConfigError("this run has no folds; train it with fit(..., folds=8)")
@@ -66,7 +82,7 @@ def fold_predictions(
     with torch.no_grad(), evaluating(ensemble), calculating_in(precision, ensemble):
         for x, y in batches.read(rows.flatten() for rows, _ in steps):
             parts.append(fold_outputs(ensemble, x, range(ensemble.members), folds).cpu())
-            targets.append([None if t is None else t.unflatten(0, (count, -1)) for t in parted(y)])
+            targets.append(y)
     outputs = torch.cat(parts, 1)[first:]
     sound = ensemble.alive[first:].cpu() & (outputs < torch.inf).flatten(1).all(-1)
     finite = sound.nonzero().flatten()
@@ -78,11 +94,10 @@ def fold_predictions(
     shape = run.target_shape
     mixed = mixture.mixed(outputs[finite])[:, order]
     pred = Predictive(mixed, run.likelihood, None, None if shape is None else 1 + len(shape))
-    y, weight = (
-        None if each[0] is None else torch.cat(each, 1).flatten(0, 1).cpu()[mixture.rows][order]
-        for each in zip(*targets, strict=True)
-    )
-    return pred, y, weight
+    read = torch.cat([each.flatten() for each, _ in steps])  # points in the order of `targets`
+    place = torch.empty(folds.n, dtype=torch.int64).index_copy_(0, read, torch.arange(len(read)))
+    y, weight = parted(joined(targets).to("cpu").index_select(0, place))
+    return FoldPredictions(pred, y, weight, folds.of_points, torch.tensor(members) % count)
 
 
 def _training_points(run: Run, data: Any) -> Any:

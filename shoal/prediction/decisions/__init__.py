@@ -19,6 +19,12 @@ from shoal.prediction.decisions.conformal import (
     conformal_intervals,
     conformal_sets,
 )
+from shoal.prediction.decisions.cross_conformal import (
+    CrossConformalIntervals,
+    CrossConformalSets,
+    cross_conformal_intervals,
+    cross_conformal_sets,
+)
 from shoal.prediction.decisions.scaling import Temperature, temperature
 from shoal.prediction.decisions.selection import (
     Choice,
@@ -34,6 +40,8 @@ __all__ = [
     "Choice",
     "ConformalIntervals",
     "ConformalSets",
+    "CrossConformalIntervals",
+    "CrossConformalSets",
     "RiskCoverage",
     "SelectiveRule",
     "Temperature",
@@ -41,6 +49,8 @@ __all__ = [
     "clopper_pearson",
     "conformal_intervals",
     "conformal_sets",
+    "cross_conformal_intervals",
+    "cross_conformal_sets",
     "ood_alarm",
     "risk_coverage",
     "selective",

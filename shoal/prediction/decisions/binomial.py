@@ -113,7 +113,7 @@ def conformal_rank(n: int, level: float) -> int:
     return max(math.ceil((n + 1) * level - 1e-9), 1)
 
 
-def threshold_rank(n: int, level: float) -> int:
+def threshold_rank(n: int, level: float, kind: str = "validation") -> int:
     r"""The rank of `conformal_rank`, which $n \ge \lceil level / (1 - level) \rceil$ points have.
 
     With fewer points the threshold would be infinite, and every set would hold everything.
@@ -125,7 +125,7 @@ def threshold_rank(n: int, level: float) -> int:
         return rank
     needed = math.ceil(level / (1 - level) - 1e-9)
     raise DataError(
-        f"level {level:g} needs {needed} validation points or more, not {n}; give more, or a "
+        f"level {level:g} needs {needed} {kind} points or more, not {n}; give more, or a "
         f"level of at most {n / (n + 1):.4g}"
     )
 

@@ -14,7 +14,14 @@ from shoal.core.errors import ConfigError
 from shoal.prediction.decisions.binomial import class_probs, labelled, threshold_rank
 from shoal.prediction.predictive import ArrayLike, Predictive, prediction
 
-__all__ = ["ConformalIntervals", "ConformalSets", "conformal_intervals", "conformal_sets"]
+__all__ = [
+    "ConformalIntervals",
+    "ConformalSets",
+    "class_scores",
+    "conformal_intervals",
+    "conformal_sets",
+    "interval_parts",
+]
 
 SetScore = Literal["lac", "aps", "raps"]
 
@@ -66,7 +73,7 @@ class ConformalSets:
         return inside
 
     def _scores(self, probs: Tensor, seed: int | None) -> Tensor:
-        return _scores(probs, self.score, self.penalty, self.free_ranks, self.randomised, seed)
+        return class_scores(probs, self.score, self.penalty, self.free_ranks, self.randomised, seed)
 
 
 @checked(
@@ -119,14 +126,19 @@ def conformal_sets(
     used = (penalty, free_ranks) if score == "raps" else (0.0, 0)
     randomised = randomised and score != "lac"
     _, probs, labels = labelled(pred, y)
-    each = _scores(probs, score, *used, randomised, seed).gather(1, labels.unsqueeze(1))
+    each = class_scores(probs, score, *used, randomised, seed).gather(1, labels.unsqueeze(1))
     rank = threshold_rank(n := len(labels), level)
     threshold = float(each.flatten().kthvalue(rank).values)
     return ConformalSets(threshold, level, score, n, *used, randomised, allow_empty)
 
 
-def _scores(
-    probs: Tensor, score: str, penalty: float, free: int, randomised: bool, seed: int | None
+def class_scores(
+    probs: Tensor,
+    score: str,
+    penalty: float = 0.0,
+    free: int = 0,
+    randomised: bool = False,
+    seed: int | None = None,
 ) -> Tensor:
     """The score of every class [B, C]; small for probable classes."""
     if score == "lac":
@@ -179,7 +191,7 @@ class ConformalIntervals:
     def __call__(self, pred: Predictive) -> tuple[Tensor, Tensor]:
         """Low and high ends of the interval of each data point, in the units of the targets."""
         points = pred.points()[0]
-        low, high, unit = _parts(points, self.score, self.level)
+        low, high, unit = interval_parts(points, self.score, self.level)
         margin = torch.tensor(self.margin, dtype=torch.float64, device=low.device) * unit
         low, high = low - margin, high + margin
         if points.likelihood.discrete:
@@ -210,7 +222,7 @@ def conformal_intervals(
         score: "cqr", "scaled" or "absolute".
     """
     points, targets = pred.points(y)
-    low, high, unit = _parts(points, score, level)
+    low, high, unit = interval_parts(points, score, level)
     targets = points.check(targets).double()
     each = torch.maximum(low - targets, targets - high) / unit
     rank = threshold_rank(n := len(each), level)
@@ -218,12 +230,13 @@ def conformal_intervals(
     return ConformalIntervals(tuple(thresholds), level, score, n)
 
 
-def _parts(pred: Predictive, score: str, level: float) -> tuple[Tensor, Tensor, Tensor | float]:
-    """Both ends before the margin, and the unit of the margin."""
+def interval_parts(pred: Predictive, score: str, level: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Both ends before the margin, and the unit of the margin, for every target."""
     if "numbers" not in pred.likelihood.about.kinds:
         raise ConfigError(f"{pred.task} has no intervals; use conformal_sets")
     if score == "cqr":
         low, high = pred.interval(level)
-        return low.double(), high.double(), 1.0
+        low, high = low.double(), high.double()
+        return low, high, torch.ones_like(low)
     mean = pred.mean.double()
-    return mean, mean, pred.stddev.double() if score == "scaled" else 1.0
+    return mean, mean, pred.stddev.double() if score == "scaled" else torch.ones_like(mean)
