@@ -21,7 +21,7 @@ from sklearn.utils.validation import (
 )
 from torch import nn
 
-from shoal.core.arguments import whole
+from shoal.core.arguments import checked, share, whole
 from shoal.core.caller import calling
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.batches.batch import check_same_rows
@@ -33,6 +33,7 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.priors import Gaussian
 from shoal.integrations.sklearn.columns import as_numbers, is_table, merged, rows_of
+from shoal.integrations.sklearn.drift import Drift, drift_of, sketches
 from shoal.integrations.sklearn.encodings import (
     NUMBERS,
     fitted,
@@ -42,6 +43,7 @@ from shoal.integrations.sklearn.encodings import (
     transformed,
 )
 from shoal.integrations.sklearn.explain import (
+    column_names,
     fitted_importances,
     given_importances,
     importances_of_fit,
@@ -139,6 +141,7 @@ class EnsembleEstimator(BaseEstimator):
         check_same_rows(X, y, sample_weight)
         X, y = self._checked_inputs(X, reset=True), self._checked_targets(y)
         check_consistent_length(X, y)
+        self._sketches = sketches(X, column_names(self))
         weight = None
         if sample_weight is not None:
             weight = _checked_weights(sample_weight, len(y))
@@ -211,6 +214,22 @@ class EnsembleEstimator(BaseEstimator):
         """
         check_is_fitted(self)
         return partial_dependence(self, self._checked_inputs(X, reset=False), column, grid)
+
+    @checked(level=share)
+    def drift(self, X: Any, *, level: float = 0.05) -> Drift:
+        """The columns of X whose distribution is not that of the training data.
+
+        Numbers and dates are compared by the Kolmogorov-Smirnov test, categories and gaps by the
+        chi-squared test, all columns together by Holm's correction. The result is true if any
+        column has drifted, and has a sentence for each.
+
+        Args:
+            X: new data; no targets are needed.
+            level: chance of any alarm, if no column has drifted.
+        """
+        check_is_fitted(self)
+        known = getattr(self, "_sketches", ())  # a pickle of a former version has none
+        return drift_of(known, self._checked_inputs(X, reset=False), level)
 
     def dataset(self, X: Any, y: Any, train: tuple[Any, Any] | None = None) -> Dataset:
         """Test data as the networks take them, for `shoal.report`, `shoal.evaluate` and others.
