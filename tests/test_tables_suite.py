@@ -2,12 +2,20 @@
 
 import csv
 import json
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from scipy.special import ndtri
 
-from studies.tables import sets
+import shoal
+from studies.common import read_csv
+from studies.tables import models, run, sets
+from studies.tables.scores import Mixture, Quantiles, class_scores, scores
 
 UCI = {"boston", "concrete", "energy", "kin8nm", "power", "protein", "wine", "yacht"}
 
@@ -71,3 +79,108 @@ def test_larger_sets_are_cut_by_the_seed_and_whole_ones_are_not():
     assert all((cut[part] == again[part]).all() for part in cut)
     assert not set(cut["train_1"]) & set(cut["test_1"])
     assert len(sets.points(a_set._replace(whole=True), y, None, 1)["train_1"]) == 4500
+
+
+@pytest.mark.parametrize("draws", [1, 4])
+def test_scores_of_gaussians_are_those_of_shoal(draws):
+    rng = np.random.default_rng(1)
+    mean, std = rng.normal(size=(draws, 300)), rng.uniform(0.3, 2, (draws, 300))
+    y, raw = rng.normal(size=300), np.log(np.expm1(std**2 - 1e-6))
+    outputs = torch.from_numpy(np.stack([mean, raw], -1))
+    pred = shoal.Predictive(outputs, shoal.likelihoods.HeteroscedasticGaussian())
+    theirs, ours = shoal.evaluate(pred, y), scores(Mixture(mean, std), y)
+    for name in ("crps", "nll", "rmse"):
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-6), name
+    assert ours["coverage"] == pytest.approx(theirs["coverage_90"])
+
+
+def test_quantiles_of_a_gaussian_give_its_scores():
+    rng = np.random.default_rng(2)
+    mean, std, y = rng.normal(size=200), rng.uniform(0.5, 2, 200), rng.normal(size=200)
+    levels = models.QUANTILES
+    forecast = Quantiles(levels, mean + std * ndtri(levels)[:, None], mean)
+    whole, found = scores(Mixture(mean[None], std[None]), y), scores(forecast, y)
+    for name in ("crps", "rmse", "coverage", "width"):
+        assert found[name] == pytest.approx(whole[name], rel=3e-3), name
+
+
+def test_scores_of_classes_by_hand():
+    probs = np.array([[0.8, 0.2], [0.6, 0.4], [0.1, 0.9], [0.0, 1.0]])
+    found = class_scores(probs, np.array([0, 1, 1, 0]))
+    assert found["error"] == 0.5
+    assert found["brier"] == pytest.approx((0.08 + 0.72 + 0.02 + 2) / 4, abs=1e-4)
+    assert found["log_loss"] == pytest.approx(-np.log([0.8, 0.4, 0.9, 1e-6]).mean(), abs=1e-4)
+    assert found["ece"] == pytest.approx((0.2 + 0.6 + 0.1 + 1) / 4, abs=1e-4)
+
+
+def test_models_without_categories_get_numbers_alone_and_a_gap_is_a_category(folder):
+    table = sets.load(folder, "regression", 1)
+    x, x_test = models.matrices(table)
+    assert x.shape == (54, 2 + 4) and x_test.shape == (6, 6) and np.isfinite(x).all()
+    assert models.named_gaps(table.x)["colour"].tolist()[4] == "gap"
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+@pytest.mark.parametrize("model", ["forest", "gp"])
+@pytest.mark.filterwarnings("ignore")
+def test_models_of_scikit_learn_beat_a_guess(folder, model, task):
+    table = sets.load(folder, task, 0)
+    predict = models.models({})[model](table, models.Run(0, 1, "cpu"))
+    found = scores(predict()[model], table.y_test)
+    assert found["coverage"] > 0.5 if task == "regression" else found["log_loss"] < 3
+
+
+def test_an_arm_of_shoal_takes_settings_and_has_all_scores(folder):
+    table = sets.load(folder, "regression", 0)
+    arm = models.models({"tiny": {"members": 2, "hidden": (4,), "epochs": 2}})["tiny"]
+    found = arm(table, models.Run(0, 1, "cpu"))()["tiny"]
+    assert set(found) == {"crps", "nll", "rmse", "coverage", "width"}
+    assert all(np.isfinite(value) for value in found.values())
+
+
+FITS = """
+import sys, time, numpy as np
+from pathlib import Path
+from types import SimpleNamespace
+from studies.tables import run
+from studies.tables.scores import Mixture
+
+def good(table, run):
+    return lambda: {name: Mixture(np.zeros((1, 6)), np.ones((1, 6))) for name in ("good", "second")}
+
+def bad(table, run):
+    raise ValueError("no such table")
+
+given = SimpleNamespace(data=Path(sys.argv[1]), threads=1, device="cpu", jobs=3, limit=2.0)
+given.end = float("inf")
+given.versions = dict.fromkeys(("good", "bad", "slow"), "1")
+fits = run.Fits(given, {"good": good, "bad": bad, "slow": lambda table, run: time.sleep(60)})
+for model in given.versions:
+    fits.start(("regression", 1, model))
+while fits.running:
+    for row in fits.ended():
+        print(*row, sep=";", flush=True)
+"""
+
+
+def test_a_fit_that_fails_or_takes_too_long_leaves_its_reason(folder):
+    command = [sys.executable, "-c", FITS, folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [line.split(";") for line in done.stdout.splitlines()]
+    rows = {line[2]: dict(zip(run.HEADER, line, strict=True)) for line in lines}
+    assert rows["good"]["status"] == rows["second"]["status"] == "ok"
+    assert float(rows["good"]["crps"]) > 0
+    assert rows["bad"]["status"].startswith("ValueError: no such table")
+    assert rows["slow"]["status"] == "more than 2 s" and float(rows["slow"]["wall_seconds"]) >= 2
+
+
+def test_rows_that_are_there_are_not_fitted_again(tmp_path):
+    given = SimpleNamespace(out=tmp_path / "a.csv", retry=False, half="judging")
+    given.sets, given.splits, given.models = "boston,magic", "0,1", "a,b"
+    first = [("magic", 0, "a"), ("magic", 0, "b"), ("boston", 0, "a")]
+    assert run.missing(given, read_csv)[:3] == first
+    given.out.write_text("set,split,model,status\nmagic,0,a,ok\nboston,0,a,failed\n")
+    left = run.missing(given, read_csv)
+    assert len(left) == 6 and ("boston", 0, "a") not in left
+    given.retry = True
+    assert ("boston", 0, "a") in run.missing(given, read_csv)
