@@ -6,7 +6,7 @@ A newly registered likelihood needs no example of its own: its kinds say what it
 import torch
 from torch import Tensor
 
-from shoal.inference.likelihoods import Likelihood, LogNormal, registry
+from shoal.inference.likelihoods import Likelihood, registry
 
 CLASSES = 4
 MOST = 4000
@@ -38,8 +38,7 @@ def targets(likelihood: Likelihood, *shape: int, columns: int = 1, seed: int = 7
     if which == "classes":
         return torch.randint(CLASSES, shape, generator=random)
     if which == "real":
-        drawn = torch.randn(*shape, columns, generator=random)
-        return drawn.exp() if isinstance(likelihood, LogNormal) else drawn
+        return torch.randn(*shape, columns, generator=random)
     most = 2 if which == "binary" else 6
     return torch.randint(most, (*shape, columns), generator=random)
 

@@ -100,14 +100,19 @@ def shops(n=400, cities=60, seed=0):
 def test_many_categories_are_learned_without_a_column_for_each(tmp_path):
     X, y = shops(1200)
     model = EnsembleRegressor(
-        members=2, hidden=(16,), epochs=40, random_state=0, out=tmp_path / "run"
+        members=2,
+        hidden=(16,),
+        epochs=40,
+        numbers="standard",
+        random_state=0,
+        out=tmp_path / "run",
     ).fit(X, y)
     other, truth = shops(300, seed=2)
     assert np.mean((model.predict(other) - truth) ** 2) < 0.3 * np.var(truth)
     network = model.run_.ensemble.builds[0].architecture
-    assert network == TableMLP(hidden=(16,), embeddings=(61,))
+    assert network == TableMLP(hidden=(16,), dropout=network.dropout, embeddings=(61,))
     assert model._prepared(other).shape == (300, 4)
-    assert model._column_names() == ("size", "kind_new", "kind_old", "city")
+    assert model._names(model.preprocessing_) == ("size", "kind_new", "kind_old", "city")
     other.loc[0, "city"], other.loc[1, "city"] = "Rom", None
     np.testing.assert_array_equal(model._prepared(other)[:2, 3], 0.5 / 61)
     copy = pickle.loads(pickle.dumps(model))
@@ -155,7 +160,7 @@ def test_repulsive_methods_take_them(method):
 
 def test_a_network_of_ones_own_gets_columns_of_zeros_and_ones():
     X, y = shops(120, cities=35)
-    model = EnsembleRegressor(**FEW, network=MLP(hidden=(8,))).fit(X, y)
+    model = EnsembleRegressor(**FEW, network=MLP(hidden=(8,)), numbers="standard").fit(X, y)
     assert isinstance(model.preprocessing_.named_transformers_["categories"][-1], OneHotEncoder)
     assert model._prepared(X).shape[1] == 1 + X["city"].nunique() + 2
 
@@ -218,7 +223,7 @@ def test_hashed_words_and_left_out_columns_are_said_and_predict(tmp_path):
     (left_out,) = [text for text in said if "lack columns 'ticket', 'mixed'" in text]
     for sentence in (words, left_out):
         assert sentence in shoal.load(tmp_path / "run").warnings
-    names = model._column_names()
+    names = model._names(model.preprocessing_)
     assert "review_word63" in names and not any("ticket" in name for name in names)
     prepared = model._prepared(X)
     at = [i for i, name in enumerate(names) if "review" in name]

@@ -137,7 +137,7 @@ def test_tables_with_texts_dates_and_gaps(numbers):
     copy = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(copy.predict(X), model.predict(X))
     prepared = model.preprocessing_.transform(X)
-    names = model._column_names()
+    names = model._names(model.preprocessing_)
     assert prepared.shape == (60, len(names)) and np.isfinite(prepared).all()
     assert names[:3] == ("income", "age", "one")
     assert names.count("missingindicator_age") == 1

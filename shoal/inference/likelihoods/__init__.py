@@ -15,7 +15,6 @@ from shoal.inference.likelihoods.real_targets import (
     Gaussian,
     HeteroscedasticGaussian,
     HomoscedasticGaussian,
-    LogNormal,
     MixtureDensity,
     StudentT,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "HeteroscedasticGaussian",
     "HomoscedasticGaussian",
     "Likelihood",
-    "LogNormal",
     "MixtureDensity",
     "NegativeBinomial",
     "Ordinal",

@@ -119,7 +119,7 @@ def export(
     table = None
     if callable(getattr(source, "predictive", None)):
         table = _of_estimator(source, place, x, precision, likelihood, classes)
-        source, x, classes = table.model.run_, table.rows, table.class_names
+        source, x, classes = table.model.precise_run, table.rows, table.class_names
     source = load(Path(source)) if isinstance(source, str | os.PathLike) else source
     ensemble = getattr(source, "ensemble", source)
     if not isinstance(ensemble, Ensemble):

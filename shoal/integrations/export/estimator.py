@@ -217,7 +217,7 @@ class _EstimatorModule(nn.Module):
         super().__init__()
         fitted = file.model.preprocessing_
         self.inner, self.table = inner, None if fitted is None else _Table(fitted)
-        self.names, self.file, self.dtype = list(names), file, file.model.run_.ensemble.dtype
+        self.names, self.file, self.dtype = list(names), file, file.model.precise_run.ensemble.dtype
 
     def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
         columns, level = tensors[: len(self.file.columns)], tensors[-1]

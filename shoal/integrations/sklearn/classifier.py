@@ -8,6 +8,7 @@ import numpy as np
 from sklearn.base import (
     ClassifierMixin,
 )
+from sklearn.metrics import accuracy_score
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import (
@@ -20,6 +21,7 @@ from shoal.data.batches.arrays import first_gap
 from shoal.data.batches.batch import check_same_rows
 from shoal.inference.likelihoods import Bernoulli, Categorical, Likelihood
 from shoal.integrations.sklearn.estimator import EnsembleEstimator, Network
+from shoal.prediction.predictive import Predictive
 
 __all__ = ["EnsembleClassifier"]
 
@@ -31,23 +33,31 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
     several labels at once; its columns then are independent (`shoal.likelihoods.Bernoulli`).
 
     Parameters:
+        preset: "fast", "default" or "best": what the parameters mean that are None. "best" also
+            searches among encodings, widths and dropout on out-of-fold data.
+        time_limit: seconds that `fit` may take; fewer epochs, then fewer members, keep to it.
         members: ensemble size.
         hidden: widths of the hidden layers of each member.
+        dropout: dropout probability of hidden units.
         method: a name from `shoal list methods`, or a `shoal.Repulsion`.
         strength: factor of the repulsive force; None for the default of the method, "auto" to
             choose it on held-out data.
         epochs: number of passes over the data.
-        batch_size: data points per batch; "auto" for 200, or all data points if there are fewer.
+        batch_size: data points per batch; "auto" for a sixteenth of them, from 16 to 256.
         batches: "common" for batches that all members share; "own" for networks that are trained as
-            if alone, each on its own order of the data points.
-        learning_rate: learning rate of Adam.
+            if alone, each on its own order of the data points. With folds they are own batches.
+        learning_rate: first learning rate of Adam; it falls to 0 along a cosine.
         prior_std: standard deviation of the Gaussian prior of the weights; smaller values give
             smoother functions.
-        early_stopping: hold out a part of the training data, stop when its NLL does not improve,
-            and keep the members of the best epoch. "auto" does so for 100 data points or more, if
-            every class has at least 10.
-        validation_fraction: share of the training data to hold out.
-        n_iter_no_change: epochs without improvement before training stops.
+        folds: parts of the data of which each member holds out one, so that every training point
+            has a prediction by members that did not see it. "auto" for 8, where there are 100
+            data points, 10 of every class, and a method that can have folds; None for no folds.
+        calibrate: scale the noise, or the logits, by the out-of-fold predictions.
+        early_stopping: keep the members of the best epoch on held-out data: their folds, or
+            without folds a part of the training data. "auto" does so without folds, for 100 data
+            points or more, if every class has at least 10.
+        validation_fraction: share of the training data to hold out, without folds.
+        n_iter_no_change: epochs without improvement before training stops, with early stopping.
         network: networks of your own: a function of (input_shape, outputs), or an object with such
             a method `build`, as in `shoal.models`. None for a perceptron.
         preprocess: "auto" standardises numbers and dates, fills gaps and encodes categories. A
@@ -67,6 +77,9 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         run_: the run: `shoal.report`, `shoal.landscape` and `shoal.evidence` take it.
         classes_: the labels, in the order of the probabilities.
         preprocessing_: the fitted preprocessing; None without.
+        oof_predictive_: predictions for the training points, each by the members that held it out,
+            in the order of `fit` without points of weight 0; None without folds.
+        oof_score_: what `score` gives, of these predictions; no validation set is needed.
         n_iter_: number of epochs.
         n_features_in_, feature_names_in_: number and names of the columns.
     """
@@ -74,30 +87,38 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
     def __init__(
         self,
         *,
-        members: int = 5,
-        hidden: Sequence[int] = (64, 64),
+        preset: str = "default",
+        time_limit: float | None = None,
+        members: int | None = None,
+        hidden: Sequence[int] | None = None,
+        dropout: float | None = None,
         method: Any = "ensemble",
         strength: float | str | None = None,
-        epochs: int = 100,
+        epochs: int | None = None,
         batch_size: int | str = "auto",
         batches: str = "common",
-        learning_rate: float = 0.01,
-        prior_std: float = 0.5,
+        learning_rate: float | None = None,
+        prior_std: float | None = None,
+        folds: int | str | None = "auto",
+        calibrate: bool = True,
         early_stopping: bool | str = "auto",
         validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
+        n_iter_no_change: int | None = 10,
         class_weight: Mapping[Any, float] | str | None = None,
         network: Network | None = None,
         preprocess: Any = "auto",
-        numbers: str = "standard",
+        numbers: str | None = None,
         device: Any = None,
         out: str | Path | None = None,
         options: Mapping[str, Any] | None = None,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
+        self.preset = preset
+        self.time_limit = time_limit
         self.members = members
         self.hidden = hidden
+        self.dropout = dropout
         self.method = method
         self.strength = strength
         self.epochs = epochs
@@ -105,6 +126,8 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         self.batches = batches
         self.learning_rate = learning_rate
         self.prior_std = prior_std
+        self.folds = folds
+        self.calibrate = calibrate
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
@@ -188,6 +211,12 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
 
     def _likelihood(self, y: np.ndarray) -> Likelihood:
         return Bernoulli() if y.ndim == 2 else Categorical()
+
+    def _scored(self, oof: Predictive, y: np.ndarray, weight: np.ndarray | None) -> float:
+        several = isinstance(oof.likelihood, Bernoulli)
+        probs = (oof.mean if several else oof.probs).numpy()
+        labels = probs > 0.5 if several else self.classes_[probs.argmax(1)]
+        return float(accuracy_score(y, labels, sample_weight=weight))
 
     def _weighted(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray | None:
         if self.class_weight is None:

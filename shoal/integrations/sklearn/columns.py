@@ -49,8 +49,10 @@ def rows_of(X: Any, rows: np.ndarray) -> Any:
 
 def merged(
     X: Any, y: np.ndarray, weight: np.ndarray | None
-) -> tuple[Any, np.ndarray, np.ndarray | None]:
+) -> tuple[Any, np.ndarray, np.ndarray | None, np.ndarray]:
     """Equal data points (x, y) as one point with the sum of their weights, in a fixed order.
+
+    The last result has the place of every given point among the merged ones.
 
     Weighted and repeated data become the same arrays. So whole weights equal repetition to the bit,
     in batches of any size. Without it, rounding would grow during training. Weights that are all
@@ -65,7 +67,7 @@ def merged(
     as_bytes = np.ascontiguousarray(points).view(f"V{points.itemsize * points.shape[1]}").ravel()
     _, first, place = np.unique(as_bytes, return_index=True, return_inverse=True)
     total = np.bincount(place, weights=weight).astype(np.float64)
-    return rows_of(X, first), y[first], None if (total == 1).all() else total
+    return rows_of(X, first), y[first], None if (total == 1).all() else total, place.ravel()
 
 
 def _codes(X: Any) -> np.ndarray:

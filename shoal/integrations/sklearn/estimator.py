@@ -1,5 +1,6 @@
 """What both estimators have in common: checks, preprocessing, training, predictions."""
 
+import copy
 import inspect
 import threading
 from abc import abstractmethod
@@ -28,9 +29,11 @@ from shoal.data.batches.batch import check_same_rows
 from shoal.data.batches.sources import as_split
 from shoal.data.dataset import Dataset, Split
 from shoal.evaluation.columns import Importances, PartialDependence
+from shoal.evaluation.evaluate import evaluate
+from shoal.evaluation.out_of_fold import out_of_fold
 from shoal.evaluation.predict import predict
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.likelihoods import Likelihood
+from shoal.inference.likelihoods import Categorical, Likelihood
 from shoal.inference.priors import Gaussian
 from shoal.integrations.sklearn.columns import as_numbers, is_table, merged, rows_of
 from shoal.integrations.sklearn.drift import Drift, drift_of, sketches
@@ -49,19 +52,19 @@ from shoal.integrations.sklearn.explain import (
     importances_of_fit,
     partial_dependence,
 )
+from shoal.integrations.sklearn.presets import Clock, Recipe, batch_for, chosen, recipe_of
 from shoal.models.blueprint import Architecture, Blueprint
 from shoal.prediction.predictive import Predictive
 from shoal.training.fit import fit
 from shoal.training.folder.own_data import OWN_DATA, PREPARED_BY
 from shoal.training.folder.run import Run
+from shoal.training.options.options import AUTO, Options
+from shoal.training.options.settings import Settings
 
 __all__ = ["EnsembleEstimator", "Network"]
 
 Network = Callable[[tuple[int, ...], int], nn.Module] | Architecture
 """Makes a network for inputs of a shape and a number of outputs, or has a method that does."""
-
-LARGEST_BATCH = 200
-"""Data points per batch for batch_size="auto", as in scikit-learn's networks."""
 
 ENOUGH_POINTS, ENOUGH_OF_A_CLASS = 100, 10
 """Data points, and data points of each class, from which early_stopping="auto" holds out some."""
@@ -100,24 +103,42 @@ class _Points(NamedTuple):
         return _Points(rows_of(self.X, rows), self.y[rows], weight)
 
 
+class _Trained(NamedTuple):
+    """A run with its preprocessing.
+
+    `oof` has predictions for the training points, each by members that held it out, and
+    `validation` the points that all members held out.
+    """
+
+    preprocessing: Any
+    run: Run
+    oof: Predictive | None
+    validation: _Points | None
+
+
 class EnsembleEstimator(BaseEstimator):
     """What both estimators have in common: preprocessing, training, predictions."""
 
-    members: int
-    hidden: Sequence[int]
+    preset: str
+    time_limit: float | None
+    members: int | None
+    hidden: Sequence[int] | None
+    dropout: float | None
+    numbers: str | None
+    folds: int | str | None
+    calibrate: bool
     method: Any
     strength: float | str | None
-    epochs: int
+    epochs: int | None
     batch_size: int | str
     batches: str
-    learning_rate: float
-    prior_std: float
+    learning_rate: float | None
+    prior_std: float | None
     early_stopping: bool | str
     validation_fraction: float
-    n_iter_no_change: int
+    n_iter_no_change: int | None
     network: Network | None
     preprocess: Any
-    numbers: str
     device: Any
     out: str | Path | None
     options: Mapping[str, Any] | None
@@ -125,6 +146,8 @@ class EnsembleEstimator(BaseEstimator):
     verbose: bool
     run_: Run
     preprocessing_: Any
+    oof_predictive_: Predictive | None
+    oof_score_: float | None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit preprocessing and ensemble.
@@ -147,15 +170,30 @@ class EnsembleEstimator(BaseEstimator):
             weight = _checked_weights(sample_weight, len(y))
             kept = np.flatnonzero(weight)
             X, y, weight = rows_of(X, kept), y[kept], weight[kept]
-        X, targets, weight = merged(X, self._encoded(y, learn=True), weight)
+        X, targets, merged_weight, places = merged(X, self._encoded(y, learn=True), weight)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._train(_Points(X, targets, self._weighted(targets, weight)), seed)
+        points = _Points(X, targets, self._weighted(targets, merged_weight))
+        oof = self._train(points, seed)
+        self.oof_predictive_ = self.oof_score_ = None
+        if oof is not None:
+            self.oof_predictive_ = replace(oof, members=oof.members[:, places])
+            self.oof_score_ = self._scored(self.oof_predictive_, y, weight)
         return self
 
     def predictive(self, X: Any) -> Predictive:
         """The prediction with all uncertainties, for the functions of Shoal."""
         check_is_fitted(self)
-        return predict(self.run_, self._prepared(self._checked_inputs(X, reset=False)))
+        return predict(self.precise_run, self._prepared(self._checked_inputs(X, reset=False)))
+
+    @property
+    def precise_run(self) -> Run:
+        """The run with weights in double precision: predictions do not depend on other rows of X.
+
+        On a GPU it is the run itself.
+        """
+        if self.run_.ensemble.device.type != "cpu":
+            return self.run_
+        return replace(self.run_, ensemble=copy.deepcopy(self.run_.ensemble).to(torch.float64))
 
     def importances(
         self,
@@ -256,6 +294,16 @@ class EnsembleEstimator(BaseEstimator):
     def _likelihood(self, y: np.ndarray) -> Likelihood:
         """The likelihood of the encoded targets."""
 
+    @abstractmethod
+    def _scored(self, oof: Predictive, y: np.ndarray, weight: np.ndarray | None) -> float:
+        """What `score` gives, of out-of-fold predictions."""
+
+    def _loss(self, oof: Predictive | None, points: "_Points") -> float:
+        """CRPS of numbers, NLL of classes, of out-of-fold predictions."""
+        assert oof is not None
+        scores = evaluate(oof, points.y, sample_weight=points.weight)
+        return scores.get("crps", scores["nll"])
+
     def _weighted(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray | None:
         return weight
 
@@ -280,35 +328,33 @@ class EnsembleEstimator(BaseEstimator):
         )
 
     def _prepared(self, X: Any) -> np.ndarray:
-        if self.preprocessing_ is not None:
-            return transformed(self.preprocessing_, X)
-        return as_numbers(X)
+        return _prepared(self.preprocessing_, X)
 
     def _split(self, X: Any, y: Any) -> Split:
         check_same_rows(X, y)
         x = self._prepared(self._checked_inputs(X, reset=False))
         return as_split((x, self._encoded(self._checked_targets(y))), self.run_.ensemble.dtype)
 
-    def _fit_preprocessing(self, points: "_Points") -> np.ndarray:
+    def _fitted_preprocessing(self, recipe: Recipe, points: "_Points") -> tuple[Any, np.ndarray]:
+        """The preprocessing, and the inputs of the networks."""
         if self.preprocess is None:
-            self.preprocessing_ = None
-            return self._prepared(points.X)
-        self.preprocessing_ = (
-            preprocessing_for(points.X, self.numbers, points.weight, embed=self.network is None)
-            if self._automatic
-            else clone(self.preprocess)
-        )
-        return fitted(self.preprocessing_, *points)
+            return None, as_numbers(points.X)
+        if not self._automatic:
+            made = clone(self.preprocess)
+        else:
+            embed = self.network is None
+            made = preprocessing_for(points.X, recipe.numbers, points.weight, embed=embed)
+        return made, fitted(made, *points)
 
     @property
     def _automatic(self) -> bool:
         return isinstance(self.preprocess, str) and self.preprocess == "auto"
 
-    def _check_numbers(self) -> None:
-        if self.numbers not in NUMBERS:
+    def _recipe(self) -> Recipe:
+        """The preset with the parameters that are given."""
+        if self.numbers is not None and self.numbers not in NUMBERS:
             raise ConfigError(f"numbers must be one of {NUMBERS}, not {self.numbers!r}")
-        default = inspect.signature(type(self)).parameters["numbers"].default
-        if not self._automatic and self.numbers not in ("standard", default):
+        if self.numbers is not None and not self._automatic and self.numbers != "standard":
             raise ConfigError(
                 f"numbers={self.numbers!r} is a part of preprocess='auto'; leave out numbers or "
                 f"preprocess"
@@ -318,38 +364,98 @@ class EnsembleEstimator(BaseEstimator):
                 "numbers='periodic' is a layer of the perceptron; leave out network, or give "
                 "network=shoal.models.PeriodicMLP() alone"
             )
+        hidden = None if self.hidden is None else tuple(self.hidden)
+        names = ("members", "dropout", "numbers", "epochs", "learning_rate", "prior_std")
+        given = {name: getattr(self, name) for name in names} | {"hidden": hidden}
+        recipe = recipe_of(self.preset, given)
+        if self.network is not None:
+            recipe = replace(recipe, candidates={})
+        return recipe
 
-    def _train(self, points: "_Points", seed: int) -> None:
-        self._check_numbers()
-        held_out, stops_early = {}, self._stops_early(points.y)
-        if stops_early and (self.options or {}).get("folds") is not None:
-            held_out, stops_early = {"patience": self.n_iter_no_change}, False
-        if stops_early:
+    def _fold_count(self, recipe: Recipe, points: "_Points") -> int:
+        """The folds, 0 for none: where data are few, or the method needs what folds cannot give."""
+        options = dict(self.options or {})
+        wanted = options.get("folds", self.folds)
+        if wanted != "auto":
+            if isinstance(wanted, str):
+                raise ConfigError(f'folds must be a number, "auto" or None, not {wanted!r}')
+            return wanted or 0
+        count, labels = min(recipe.folds, recipe.members), _labels(points.y)
+        rarest = len(points.y) if labels is None else int(np.bincount(labels).min())
+        if len(points.y) < ENOUGH_POINTS or rarest < ENOUGH_OF_A_CLASS or count < 2:
+            return 0
+        if options.get("validation") is not None or AUTO in (self.method, self.strength):
+            return 0
+        asked = {"method": self.method, "strength": self.strength, "likelihood": Categorical()}
+        Settings.resolve(Options.of(asked | options))  # what is wrong without folds is an error
+        try:
+            Settings.resolve(Options.of(asked | options | {"folds": count}))
+        except ConfigError:
+            return 0
+        return count
+
+    def _train(self, points: "_Points", seed: int) -> Predictive | None:
+        """Choose the recipe, train it, and calibrate it by its out-of-fold predictions."""
+        recipe, clock = self._recipe(), Clock(self.time_limit)
+        recipe = replace(recipe, folds=self._fold_count(recipe, points))
+
+        def pilot(small: Recipe, watch: Callable[..., None]) -> None:
+            self._trained(small, points, seed, watch)
+
+        def score(small: Recipe) -> float:
+            return self._loss(self._trained(small, points, seed, clock.stop).oof, points)
+
+        with _ONE_FIT:
+            if recipe.folds and recipe.candidates:
+                recipe = chosen(clock.fitting(recipe, pilot), score, self._say)
+            recipe = clock.fitting(recipe, pilot)
+            name, parameters = type(self).__name__, self._changed()
+            with calling("estimator", name=name, parameters=parameters):
+                trained = self._trained(recipe, points, seed, clock.stop, out=self.out)
+        self.preprocessing_, run, oof, validation = trained
+        self.run_ = replace(run, given=None)  # a fitted estimator does not keep its data
+        self.n_iter_ = len(run.history)
+        self._importances = importances_of_fit(self, points, validation)
+        return oof
+
+    def _trained(
+        self,
+        recipe: Recipe,
+        points: "_Points",
+        seed: int,
+        stop: Callable[..., None],
+        out: str | Path | None = None,
+    ) -> "_Trained":
+        """Preprocessing, run and out-of-fold predictions of a recipe."""
+        held_out: dict[str, Any] = {"folds": recipe.folds or None}
+        others, stops_early = None, self._stops_early(points.y)
+        if recipe.folds:
+            held_out["keep"] = "best" if stops_early else "last"
+        elif stops_early:
             points, others = self._divided(points, seed)
-        x = self._fit_preprocessing(points)
-        if stops_early:
+        preprocessing, x = self._fitted_preprocessing(recipe, points)
+        if others is not None:
             weight = () if others.weight is None else (others.weight,)
-            validation = (self._prepared(others.X), others.y, *weight)
-            patience = self.n_iter_no_change
-            held_out = {"validation": validation, "patience": patience, "keep": "best"}
+            validation = (_prepared(preprocessing, others.X), others.y, *weight)
+            held_out |= {"validation": validation, "keep": "best"}
+        if stops_early and self.n_iter_no_change is not None:
+            held_out["patience"] = self.n_iter_no_change
         likelihood = self._likelihood(points.y)
-        targets = as_split((x, points.y)).y
-        outputs = likelihood.width_for(targets, len(getattr(self, "classes_", ())))
-        build = self._build(x.shape[1:], outputs)
-        options: dict[str, Any] = self._options(points, seed) | {"likelihood": likelihood}
-        options |= held_out | dict(self.options or {})
+        outputs = likelihood.width_for(
+            as_split((x, points.y)).y, len(getattr(self, "classes_", ()))
+        )
+        options = self._options(recipe, points, seed) | {"likelihood": likelihood, "out": out}
+        options |= held_out | {"callbacks": (stop,)} | dict(self.options or {})
         source = {"custom": OWN_DATA}
-        if self.preprocessing_ is not None:
+        if preprocessing is not None:
             source[PREPARED_BY] = type(self).__name__
-        split, classes, names = Split(x, points.y), self._class_names(), self._column_names()
-        notes = notes_on(self.preprocessing_ if self._automatic else None)
+        split, classes, names = Split(x, points.y), self._class_names(), self._names(preprocessing)
+        notes = notes_on(preprocessing if self._automatic else None)
         data = Dataset(OWN_DATA, split, classes=classes, columns=names, spec=source, notes=notes)
-        with _ONE_FIT, calling("estimator", name=type(self).__name__, parameters=self._changed()):
-            ensemble = Ensemble.init(build, self.members, seed)
-            # a fitted estimator does not keep its data
-            self.run_ = replace(fit(ensemble, data, **options), given=None)
-        self.n_iter_ = len(self.run_.history)
-        self._importances = importances_of_fit(self, points, others if stops_early else None)
+        build = self._build(recipe, preprocessing, x.shape[1:], outputs)
+        run = fit(Ensemble.init(build, recipe.members, seed), data, **options)
+        oof = out_of_fold(run) if options["folds"] else None
+        return _Trained(preprocessing, run, oof, others)
 
     def _changed(self) -> dict[str, str]:
         """The parameters that differ from their defaults, as they are typed."""
@@ -361,15 +467,19 @@ class EnsembleEstimator(BaseEstimator):
         }
         return {name: text for name, text in changed.items() if text}
 
-    def _column_names(self) -> tuple[str, ...] | None:
+    def _names(self, preprocessing: Any) -> tuple[str, ...] | None:
         """Names of prepared columns, of a table those of X; None for inputs as they came."""
-        if self.preprocessing_ is None:
+        if preprocessing is None:
             return None
         try:
-            names = self.preprocessing_.get_feature_names_out(vars(self)["feature_names_in_"])
+            names = preprocessing.get_feature_names_out(vars(self)["feature_names_in_"])
         except Exception:  # an array, or a transformer without names
             return ()
         return tuple(str(name).partition("__")[2] or str(name) for name in names)
+
+    def _say(self, sentence: str) -> None:
+        if self.verbose:
+            print(sentence, flush=True)
 
     def _stops_early(self, y: np.ndarray) -> bool:
         if isinstance(self.early_stopping, str):
@@ -388,32 +498,31 @@ class EnsembleEstimator(BaseEstimator):
         both = train_test_split(rows, test_size=share, random_state=seed, stratify=labels)
         return points.rows(np.asarray(both[0])), points.rows(np.asarray(both[1]))
 
-    def _options(self, points: "_Points", seed: int) -> dict[str, Any]:
-        """The arguments of `shoal.fit` that the parameters say."""
-        batch = min(LARGEST_BATCH, len(points.y)) if self.batch_size == "auto" else self.batch_size
-        # In double precision predictions do not depend on the other rows of X.
-        on_cpu = self.device is None or torch.device(self.device).type == "cpu"
+    def _options(self, recipe: Recipe, points: "_Points", seed: int) -> dict[str, Any]:
+        """The arguments of `shoal.fit` that recipe and parameters say."""
+        batch = batch_for(len(points.y)) if self.batch_size == "auto" else self.batch_size
         return {
             "method": self.method,
             "strength": self.strength,
-            "epochs": self.epochs,
+            "epochs": recipe.epochs,
             "batch_size": batch,
             "batches": self.batches,
-            "lr": self.learning_rate,
-            "prior": Gaussian(self.prior_std),
+            "lr": recipe.learning_rate,
+            "schedule": "cosine",
+            "prior": Gaussian(recipe.prior_std),
             "sample_weight": points.weight,
             "seed": seed,
             "device": self.device,
-            "precision": "float64" if on_cpu else None,
-            "out": self.out,
             "progress": bool(self.verbose),
         }
 
-    def _build(self, input_shape: tuple[int, ...], outputs: int) -> Callable[[], nn.Module]:
+    def _build(
+        self, recipe: Recipe, preprocessing: Any, input_shape: tuple[int, ...], outputs: int
+    ) -> Callable[[], nn.Module]:
         if self.network is None:
-            table = self.preprocessing_ if self._automatic else None
-            perceptron = network_for(table, self.numbers, hidden=tuple(self.hidden))
-            return Blueprint(perceptron, input_shape, outputs)
+            layers = {"hidden": recipe.hidden, "dropout": recipe.dropout}
+            table = preprocessing if self._automatic else None
+            return Blueprint(network_for(table, recipe.numbers, **layers), input_shape, outputs)
         if hasattr(self.network, "build"):
             return Blueprint(self.network, input_shape, outputs)  # pyright: ignore
         return _OwnNetwork(self.network, input_shape, outputs)  # pyright: ignore
@@ -425,7 +534,14 @@ class EnsembleEstimator(BaseEstimator):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # pickles of former versions have not these parameters
-        super().__setstate__({"batches": "common", "numbers": "standard"} | state)
+        former = {"batches": "common", "numbers": "standard", "preset": "default", "dropout": 0.0}
+        former |= {"time_limit": None, "folds": None, "calibrate": False}
+        super().__setstate__(former | state)
+
+
+def _prepared(preprocessing: Any, X: Any) -> np.ndarray:
+    """X as the networks take it."""
+    return as_numbers(X) if preprocessing is None else transformed(preprocessing, X)
 
 
 def _labels(y: np.ndarray) -> np.ndarray | None:

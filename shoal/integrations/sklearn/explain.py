@@ -103,7 +103,7 @@ def given_importances(model: Any, points: Any, repeats: int, seed: int) -> Impor
     _check_columns(points.X)
     run = model.run_
     if run.config.get("folds"):
-        X, y, weight = merged(*points)
+        X, y, weight, _ = merged(*points)
         known = type(points)(X, y, model._weighted(y, weight))
         where = run.ensemble.device, run.ensemble.dtype
         split = Split(model._prepared(X), y)

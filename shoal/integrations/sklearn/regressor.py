@@ -8,6 +8,7 @@ import numpy as np
 from sklearn.base import (
     RegressorMixin,
 )
+from sklearn.metrics import r2_score
 from sklearn.utils.validation import (
     check_array,
     column_or_1d,
@@ -15,9 +16,10 @@ from sklearn.utils.validation import (
 from torch import Tensor
 
 from shoal.data.batches.batch import check_same_rows
-from shoal.inference.likelihoods import HomoscedasticGaussian, Likelihood
+from shoal.inference.likelihoods import HeteroscedasticGaussian, Likelihood
 from shoal.inference.likelihoods import registry as likelihoods
 from shoal.integrations.sklearn.estimator import EnsembleEstimator, Network
+from shoal.prediction.predictive import Predictive
 
 __all__ = ["EnsembleRegressor"]
 
@@ -29,23 +31,31 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
     several target columns are allowed.
 
     Parameters:
+        preset: "fast", "default" or "best": what the parameters mean that are None. "best" also
+            searches among encodings, widths and dropout on out-of-fold data.
+        time_limit: seconds that `fit` may take; fewer epochs, then fewer members, keep to it.
         members: ensemble size.
         hidden: widths of the hidden layers of each member.
+        dropout: dropout probability of hidden units.
         method: a name from `shoal list methods`, or a `shoal.Repulsion`.
         strength: factor of the repulsive force; None for the default of the method, "auto" to
             choose it on held-out data.
         epochs: number of passes over the data.
-        batch_size: data points per batch; "auto" for 200, or all data points if there are fewer.
+        batch_size: data points per batch; "auto" for a sixteenth of them, from 16 to 256.
         batches: "common" for batches that all members share; "own" for networks that are trained as
-            if alone, each on its own order of the data points.
-        learning_rate: learning rate of Adam.
+            if alone, each on its own order of the data points. With folds they are own batches.
+        learning_rate: first learning rate of Adam; it falls to 0 along a cosine.
         prior_std: standard deviation of the Gaussian prior of the weights; smaller values give
             smoother functions.
-        early_stopping: hold out a part of the training data, stop when its NLL does not improve,
-            and keep the members of the best epoch. "auto" does so for 100 data points or more, if
-            every class has at least 10.
-        validation_fraction: share of the training data to hold out.
-        n_iter_no_change: epochs without improvement before training stops.
+        folds: parts of the data of which each member holds out one, so that every training point
+            has a prediction by members that did not see it. "auto" for 8, where there are 100
+            data points, 10 of every class, and a method that can have folds; None for no folds.
+        calibrate: scale the noise, or the logits, by the out-of-fold predictions.
+        early_stopping: keep the members of the best epoch on held-out data: their folds, or
+            without folds a part of the training data. "auto" does so without folds, for 100 data
+            points or more, if every class has at least 10.
+        validation_fraction: share of the training data to hold out, without folds.
+        n_iter_no_change: epochs without improvement before training stops, with early stopping.
         network: networks of your own: a function of (input_shape, outputs), or an object with such
             a method `build`, as in `shoal.models`. None for a perceptron.
         preprocess: "auto" standardises numbers and dates, fills gaps and encodes categories. A
@@ -65,6 +75,9 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
     Attributes:
         run_: the run: `shoal.report`, `shoal.landscape` and `shoal.evidence` take it.
         preprocessing_: the fitted preprocessing; None without.
+        oof_predictive_: predictions for the training points, each by the members that held it out,
+            in the order of `fit` without points of weight 0; None without folds.
+        oof_score_: what `score` gives, of these predictions; no validation set is needed.
         n_iter_: number of epochs.
         n_features_in_, feature_names_in_: number and names of the columns.
     """
@@ -72,30 +85,38 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
     def __init__(
         self,
         *,
-        members: int = 5,
-        hidden: Sequence[int] = (64, 64),
+        preset: str = "default",
+        time_limit: float | None = None,
+        members: int | None = None,
+        hidden: Sequence[int] | None = None,
+        dropout: float | None = None,
         method: Any = "ensemble",
         strength: float | str | None = None,
         likelihood: Any = None,
-        epochs: int = 100,
+        epochs: int | None = None,
         batch_size: int | str = "auto",
         batches: str = "common",
-        learning_rate: float = 0.01,
-        prior_std: float = 0.5,
+        learning_rate: float | None = None,
+        prior_std: float | None = None,
+        folds: int | str | None = "auto",
+        calibrate: bool = True,
         early_stopping: bool | str = "auto",
         validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
+        n_iter_no_change: int | None = 10,
         network: Network | None = None,
         preprocess: Any = "auto",
-        numbers: str = "standard",
+        numbers: str | None = None,
         device: Any = None,
         out: str | Path | None = None,
         options: Mapping[str, Any] | None = None,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
+        self.preset = preset
+        self.time_limit = time_limit
         self.members = members
         self.hidden = hidden
+        self.dropout = dropout
         self.method = method
         self.strength = strength
         self.likelihood = likelihood
@@ -104,6 +125,8 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         self.batches = batches
         self.learning_rate = learning_rate
         self.prior_std = prior_std
+        self.folds = folds
+        self.calibrate = calibrate
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
@@ -159,9 +182,12 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
             self._columns = y.ndim > 1
         return y
 
+    def _scored(self, oof: Predictive, y: np.ndarray, weight: np.ndarray | None) -> float:
+        return float(r2_score(y, self._as_targets(oof.mean), sample_weight=weight))
+
     def _likelihood(self, y: np.ndarray) -> Likelihood:
         if self.likelihood is None:
-            return HomoscedasticGaussian()
+            return HeteroscedasticGaussian(damping=0.5)
         return likelihoods.make(self.likelihood)
 
     def __sklearn_tags__(self) -> Any:

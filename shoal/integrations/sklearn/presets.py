@@ -1,0 +1,143 @@
+"""Presets: what the estimators do where their parameters say nothing, and the search of "best"."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shoal.core.errors import ConfigError
+from shoal.training.loop.callbacks import EpochEnd
+
+__all__ = ["PRESETS", "Clock", "Recipe", "batch_for", "chosen", "recipe_of"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings that a preset has, and that parameters of the same name replace.
+
+    Attributes:
+        members: ensemble size.
+        folds: parts of the data of which each member holds out one.
+        hidden: widths of the hidden layers.
+        dropout: dropout probability of hidden units.
+        numbers: encoding of numbers.
+        epochs: passes over the data.
+        learning_rate: learning rate of Adam; it falls to 0 along a cosine.
+        prior_std: standard deviation of the Gaussian prior of the weights.
+        candidates: changes of these settings that compete on out-of-fold data.
+    """
+
+    members: int = 16
+    folds: int = 8
+    hidden: tuple[int, ...] = (128, 128)
+    dropout: float = 0.1
+    numbers: str = "piecewise"
+    epochs: int = 100
+    learning_rate: float = 3e-3
+    prior_std: float = 1.0
+    candidates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+PRESETS = {
+    "fast": Recipe(members=4, folds=4, hidden=(64, 64), epochs=40),
+    "default": Recipe(),
+    "best": Recipe(
+        members=32,
+        epochs=200,
+        candidates={
+            "periodic numbers": {"numbers": "periodic"},
+            "wide layers": {"hidden": (256, 256)},
+            "more dropout": {"dropout": 0.25},
+        },
+    ),
+}
+
+
+def recipe_of(preset: Any, given: Mapping[str, Any]) -> Recipe:
+    """The settings of a preset, and those parameters that are not None."""
+    if preset not in PRESETS:
+        raise ConfigError(f"preset must be one of {tuple(PRESETS)}, not {preset!r}")
+    return replace(PRESETS[preset], **{k: v for k, v in given.items() if v is not None})
+
+
+SMALLEST_BATCH, LARGEST_BATCH, STEPS = 16, 256, 16
+"""Bounds of a batch, and steps of an epoch between these bounds."""
+
+
+def batch_for(n: int) -> int:
+    """Data points per batch: the power of two nearest to n / 16, from 16 to 256.
+
+    >>> batch_for(100), batch_for(1000), batch_for(100_000)
+    (16, 64, 256)
+    """
+    nearest = 2 ** round(math.log2(max(n, 1) / STEPS)) if n > STEPS else 1
+    return min(n, max(SMALLEST_BATCH, min(LARGEST_BATCH, nearest)))
+
+
+FEWEST_EPOCHS = 20
+"""Epochs below which a time limit takes members away instead."""
+
+
+class Clock:
+    """The seconds that `fit` may take, None for no limit.
+
+    A learning rate that falls to 0 needs to know the number of epochs before the first one, so a
+    pilot measures the seconds of an epoch.
+    """
+
+    def __init__(self, limit: float | None) -> None:
+        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+            raise ConfigError(f"time_limit must be seconds above 0 or None, not {limit!r}")
+        self.end = None if limit is None else time.monotonic() + limit
+
+    def left(self) -> float:
+        """Seconds that are left."""
+        return math.inf if self.end is None else self.end - time.monotonic()
+
+    def stop(self, event: EpochEnd) -> None:
+        """A callback: ends the run when the time is over."""
+        if self.left() <= 0:
+            event.stop("the time limit is over")
+
+    def fitting(
+        self, recipe: Recipe, train: Callable[[Recipe, Callable[..., None]], Any]
+    ) -> Recipe:
+        """The recipe with as many epochs, and members, as fit into the time that is left."""
+        if self.end is None:
+            return recipe
+        times: list[float] = []
+
+        def watch(event: EpochEnd) -> None:
+            times.append(time.monotonic())
+            if len(times) > 2 or self.left() <= 0:
+                event.stop("the pilot has measured the seconds of an epoch")
+
+        train(replace(recipe, epochs=3), watch)
+        seconds = (times[-1] - times[0]) / max(len(times) - 1, 1)
+        epochs = math.floor(0.9 * self.left() / max(seconds, 1e-4))
+        if epochs >= min(FEWEST_EPOCHS, recipe.epochs):
+            return replace(recipe, epochs=min(epochs, recipe.epochs))
+        members = max(2, recipe.members * epochs // FEWEST_EPOCHS)
+        folds = min(recipe.folds, members)
+        return replace(recipe, members=members, folds=folds, epochs=FEWEST_EPOCHS)
+
+
+def chosen(recipe: Recipe, score: Callable[[Recipe], float], say: Callable[[str], None]) -> Recipe:
+    """The best of a recipe and its candidates by successive halving; smaller scores are better.
+
+    All train for a quarter of the epochs, the better half for half of them, with one member for
+    each fold. Jamieson & Talwalkar (2016), arXiv 1502.07943.
+    """
+    rest = {"as it is": recipe}
+    rest |= {name: replace(recipe, **change) for name, change in recipe.candidates.items()}
+    share = 4
+    while len(rest) > 1:
+        scores: dict[str, float] = {}
+        for name, each in rest.items():
+            small = replace(each, members=each.folds, epochs=max(each.epochs // share, 1))
+            scores[name] = score(small)
+            say(f"search: {name}, {small.epochs} epochs: {scores[name]:.4g}")
+        kept = sorted(scores, key=scores.__getitem__)[: len(rest) // 2]
+        rest, share = {name: rest[name] for name in kept}, max(share // 2, 1)
+    return next(iter(rest.values()))
