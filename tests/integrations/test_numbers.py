@@ -11,7 +11,13 @@ from small_runs import assert_one_sentence
 
 import shoal
 from shoal.core.errors import ConfigError
-from shoal.integrations.sklearn import NUMBERS, HeavyTails, PiecewiseLinear, preprocessing_for
+from shoal.integrations.sklearn import (
+    NUMBERS,
+    HeavyTails,
+    InRange,
+    PiecewiseLinear,
+    preprocessing_for,
+)
 from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
 
 FEW = {"epochs": 3, "members": 2, "hidden": (8,), "random_state": 0, "early_stopping": False}
@@ -21,11 +27,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::shoal.core.errors.ShoalWarning"
 def literal_code(x, edges):
     """The encoding of one number, bin by bin, as the paper writes it."""
     code = []
-    for k, (left, right) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    for left, right in zip(edges[:-1], edges[1:], strict=True):
         fraction = (x - left) / (right - left)
-        if x < left and k > 0:
+        if x < left:
             fraction = 0.0
-        if x >= right and k < len(edges) - 2:
+        if x >= right:
             fraction = 1.0
         code.append(fraction)
     return code
@@ -53,7 +59,8 @@ def test_the_encoding_is_monotone_and_can_be_turned_back():
     at = np.linspace(-3, 12, 200)
     edges, found = codes(column, at)
     assert (np.diff(found, axis=0) >= 0).all()
-    np.testing.assert_allclose(edges[0] + found @ np.diff(edges), at, atol=1e-12)
+    inside = at.clip(edges[0], edges[-1])
+    np.testing.assert_allclose(edges[0] + found @ np.diff(edges), inside, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -215,3 +222,38 @@ def test_unsuitable_values_are_refused(settings, words):
     assert_one_sentence(error.value)
     own = {"preprocess": None, "numbers": "standard"}  # as in pickles of former versions
     EnsembleRegressor(**FEW, **own).fit(np.eye(4), np.arange(4.0))
+
+
+ODD = {
+    "constant": lambda n: np.full(n, 7.0),
+    "constant with gaps": lambda n: np.where(np.arange(n) % 3 == 0, np.nan, 0.1),
+    "all gaps": lambda n: np.full(n, np.nan),
+    "twice": lambda n: np.linspace(-1, 1, n),
+    "again": lambda n: np.linspace(-1, 1, n),
+    "two close values": lambda n: 1.0 + 1e-12 * (np.arange(n) % 2),
+    "truth with gaps": lambda n: np.array([True, None, False, True] * n, dtype=object)[:n],
+    "clustered": lambda n: np.concatenate([np.linspace(0, 1, n - 9), 5 + 1e-2 * np.arange(9)]),
+}
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_odd_columns_and_numbers_far_away_give_finite_predictions(numbers):
+    X = pd.DataFrame({name: make(60) for name, make in ODD.items()})
+    settings = FEW | {"epochs": 10, "likelihood": "heteroscedastic"}
+    model = EnsembleRegressor(**settings, numbers=numbers).fit(X, X["twice"])
+    seen = model.predict(X)
+    assert np.isfinite(seen).all() and np.isfinite(model._prepared(X)).all()
+    changed = X.assign(**{"constant": -1e9, "all gaps": 3.0})  # training says nothing about them
+    np.testing.assert_array_equal(model.predict(changed), seen)
+    far = pd.concat([X.assign(**{name: at}) for name in X for at in (1e30, -1e30, 1e300)])
+    mean, std = model.predict(far, return_std=True)
+    low, high = model.predict_interval(far, level=0.999)
+    assert np.isfinite([mean, std, low, high]).all()
+    assert np.abs(model._prepared(far)).max() < 100
+
+
+def test_the_range_of_a_column_is_widened_by_its_width():
+    column = np.array([-1.0, 0.0, 3.0, np.nan])[:, None]
+    made = InRange().fit(column)
+    at = np.array([-9.0, -5.0, -4.0, 2.0, 7.0, 8.0, np.nan])
+    np.testing.assert_array_equal(made.transform(at[:, None])[:, 0], [-5, -5, -4, 2, 7, 7, np.nan])

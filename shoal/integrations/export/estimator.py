@@ -132,18 +132,22 @@ class _Standardised(nn.Module):
         steps, imputer = pipeline.named_steps, pipeline[-1]
         scaler: Any = steps["standardscaler"]
         tails: Any = steps.get("heavytails")
+        ranges: Any = steps.get("inrange")  # pickles of former versions have none
         bins: Any = steps.get("piecewiselinear")
         features = getattr(imputer.indicator_, "features_", np.zeros(0, np.int64))
         buffers = {"mean": scaler.mean_, "scale": scaler.scale_, "indicated": features}
         heavy = np.zeros(0, bool) if tails is None else np.isfinite(tails.scale_)
         self.has_tails = bool(heavy.any())
+        self.has_ranges = ranges is not None
+        if ranges is not None:
+            buffers["lowest"] = np.nan_to_num(ranges.low_, nan=-np.inf)
+            buffers["highest"] = np.nan_to_num(ranges.high_, nan=np.inf)
         self.has_bins = bins is not None and len(bins.bins[0]) > 0
         if tails is not None and self.has_tails:
             buffers |= {"heavy": heavy, "median": tails.median_}
             buffers |= {"spread": np.where(heavy, tails.scale_, 1.0)}
         if bins is not None and self.has_bins:
-            names = ("column", "left", "width", "low", "high")
-            buffers |= dict(zip(names, bins.bins, strict=True))
+            buffers |= dict(zip(("column", "left", "width"), bins.bins, strict=True))
         for name, values in buffers.items():
             self.register_buffer(name, torch.from_numpy(np.array(values)))
 
@@ -155,10 +159,12 @@ class _Standardised(nn.Module):
             numbers = torch.where(values["heavy"], asinh, numbers)
         standard = (numbers - self.mean) / self.scale
         filled = torch.where(standard.isnan(), torch.zeros_like(standard), standard)
+        if self.has_ranges:
+            filled = filled.maximum(values["lowest"]).minimum(values["highest"])
         parts = [filled]
         if self.has_bins:
             bins = (filled[:, values["column"]] - values["left"]) / values["width"]
-            parts.append(torch.minimum(torch.maximum(bins, values["low"]), values["high"]))
+            parts.append(bins.clamp(0.0, 1.0))
         parts += [gaps[:, self.indicated].to(filled)] if len(self.indicated) else []
         return torch.cat(parts, 1)
 

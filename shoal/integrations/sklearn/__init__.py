@@ -10,6 +10,7 @@ from shoal.integrations.sklearn.encodings import (
     DateParts,
     HashedWords,
     HeavyTails,
+    InRange,
     PiecewiseLinear,
     preprocessing_for,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "EnsembleRegressor",
     "HashedWords",
     "HeavyTails",
+    "InRange",
     "PiecewiseLinear",
     "as_categories",
     "as_numbers",

@@ -1,6 +1,6 @@
 """Preprocessing of tables by parts of scikit-learn, which a fitted model keeps and pickles:
 
-numbers      StandardScaler, then SimpleImputer with the mean and an indicator of gaps;
+numbers      StandardScaler, `InRange`, then SimpleImputer with the mean and an indicator of gaps;
              `HeavyTails` before and `PiecewiseLinear` between, where `numbers` says so
 dates        `DateParts`: days, and the time of the day, week and year; then as numbers
 categories   OneHotEncoder; a gap is a category of its own, an unknown category has only zeros
@@ -50,6 +50,7 @@ __all__ = [
     "DateParts",
     "HashedWords",
     "HeavyTails",
+    "InRange",
     "PiecewiseLinear",
     "fitted",
     "network_for",
@@ -77,11 +78,13 @@ def preprocessing_for(
     [0, 1]
     """
     kinds = _kinds(X, weight, embed)
-    scaling = [StandardScaler()] if numbers == "standard" else [HeavyTails(), StandardScaler()]
+    scaling: list[Any] = [HeavyTails()] if numbers != "standard" else []
+    scaling += [StandardScaler(), InRange()]
     scaling += [PiecewiseLinear()] if numbers == "piecewise" else []
+    codes = CategoryCodes()
     with config_context(enable_metadata_routing=True):
-        scaling = [each.set_fit_request(sample_weight=True) for each in scaling]
-        codes = CategoryCodes().set_fit_request(sample_weight=True)
+        for each in (*scaling, codes):
+            each.set_fit_request(sample_weight=True)
     # The mean of a standardised column is 0, with the weights of the data points.
     imputer = SimpleImputer(
         strategy="constant", fill_value=0.0, add_indicator=True, keep_empty_features=True
@@ -289,15 +292,42 @@ def _tails(values: np.ndarray, weight: np.ndarray) -> tuple[float, float]:
     return (float(median), float(scale)) if heavy else (0.0, np.nan)
 
 
+class InRange(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    r"""Columns within the range of the training data, widened by its width on both sides.
+
+    x becomes $\mathrm{clip}(x, l - w, h + w)$ with the smallest value l, the largest h and
+    w = h - l. So a column that is constant in training stays constant, and a number however far
+    away gives finite predictions. A gap stays.
+
+    Attributes:
+        low_: l - w of each column; NaN for a column of gaps.
+        high_: h + w of each column.
+    """
+
+    low_: np.ndarray
+    high_: np.ndarray
+
+    def fit(self, X: np.ndarray, y: Any = None, sample_weight: Any = None) -> Self:
+        """Find the ranges, on which weights have no effect."""
+        low, high = np.fmin.reduce(X, axis=0), np.fmax.reduce(X, axis=0)
+        self.low_, self.high_ = 2 * low - high, 2 * high - low
+        self.n_features_in_ = X.shape[1]
+        return self
+
+    def transform(self, X: np.ndarray) -> np.ndarray:
+        """The numbers within the ranges."""
+        return np.clip(X, self.low_, self.high_)
+
+
 class PiecewiseLinear(TransformerMixin, BaseEstimator):
     r"""Standardised columns, and behind them the piecewise-linear encoding of each column.
 
     The edges $b_0 < \dots < b_K$ are quantiles of the training data at multiples of 1/16; a column
     of at most 17 values has them all as edges. Bin k has
     $e_k = \mathrm{clip}((x - b_{k-1}) / (b_k - b_{k-1}), 0, 1)$: ones before the bin that holds x,
-    the fraction in it, zeros behind it. The first and the last bin go on linearly outside. A column
-    of two values or fewer has no bins, and a gap has those of the mean, 0.
-    Gorishniy et al. (2022), arXiv 2203.05556.
+    the fraction in it, zeros behind it. Outside of all bins only the column itself goes on: a
+    narrow bin would multiply small distances. A column of two values or fewer has no bins, and a
+    gap has those of the mean, 0. Gorishniy et al. (2022), arXiv 2203.05556.
 
     Attributes:
         edges_: the edges of each column.
@@ -311,24 +341,20 @@ class PiecewiseLinear(TransformerMixin, BaseEstimator):
         return self
 
     @property
-    def bins(self) -> tuple[np.ndarray, ...]:
-        """Of all bins: their column, left edge, width, and the ends of clipping."""
+    def bins(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of all bins: their column, left edge and width."""
         counts = [len(edges) - 1 for edges in self.edges_]
-        place = np.concatenate([np.arange(n) for n in counts]) if counts else np.zeros(0)
-        last = np.repeat(counts, counts) - 1
         return (
             np.repeat(np.arange(len(counts)), counts),
             np.concatenate([edges[:-1] for edges in self.edges_]),
             np.concatenate([np.diff(edges) for edges in self.edges_]),
-            np.where(place == 0, -np.inf, 0.0),
-            np.where(place == last, np.inf, 1.0),
         )
 
     def transform(self, X: np.ndarray) -> np.ndarray:
         """The columns, gaps included, then the bins of each column."""
-        column, left, width, low, high = self.bins
+        column, left, width = self.bins
         values = np.nan_to_num(X, nan=0.0)[:, column]
-        return np.hstack([X, np.clip((values - left) / width, low, high)])
+        return np.hstack([X, np.clip((values - left) / width, 0.0, 1.0)])
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """The columns' names, then those names with the number of the bin."""
@@ -427,15 +453,19 @@ def fitted(preprocessing: Any, X: Any, y: Any, weight: np.ndarray | None) -> np.
     """
     weighted = weight is not None and isinstance(preprocessing, ColumnTransformer)
     routed = {"sample_weight": weight} if weighted else {}
-    # a column without any number has no mean; its values become 0
-    with _arrays(enable_metadata_routing=weighted), np.errstate(invalid="ignore"):
+    with _arrays(enable_metadata_routing=weighted), _quiet():
         return _dense(preprocessing.fit_transform(X, y, **routed))
 
 
 def transformed(preprocessing: Any, X: Any) -> np.ndarray:
     """X as the networks take it."""
-    with _arrays():
+    with _arrays(), _quiet():
         return _dense(preprocessing.transform(X))
+
+
+def _quiet() -> Any:
+    """A column without any number has no mean and becomes 0; a number too large becomes an end."""
+    return np.errstate(invalid="ignore", over="ignore")
 
 
 def _arrays(**settings: bool) -> Any:
