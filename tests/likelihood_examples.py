@@ -6,7 +6,7 @@ A newly registered likelihood needs no example of its own: its kinds say what it
 import torch
 from torch import Tensor
 
-from shoal.inference.likelihoods import Likelihood, registry
+from shoal.inference.likelihoods import Likelihood, LogNormal, registry
 
 CLASSES = 4
 MOST = 4000
@@ -38,7 +38,8 @@ def targets(likelihood: Likelihood, *shape: int, columns: int = 1, seed: int = 7
     if which == "classes":
         return torch.randint(CLASSES, shape, generator=random)
     if which == "real":
-        return torch.randn(*shape, columns, generator=random)
+        drawn = torch.randn(*shape, columns, generator=random)
+        return drawn.exp() if isinstance(likelihood, LogNormal) else drawn
     most = 2 if which == "binary" else 6
     return torch.randint(most, (*shape, columns), generator=random)
 

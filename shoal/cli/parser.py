@@ -207,7 +207,7 @@ def _fit(parser: argparse.ArgumentParser) -> None:
     shown = {
         "--validation": ("SHARE", "share of the training data to hold out, such as 0.1"),
         "--patience": ("N", "end after N epochs without a lower validation NLL"),
-        "--keep": ("best|last", "which members the run ends with (default: best with --patience)"),
+        "--keep": ("best|crps|last", "members the run ends with (default: best with --patience)"),
     }
     for name, (metavar, words) in shown.items():
         parser.add_argument(name, metavar=metavar, help=words)

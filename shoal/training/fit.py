@@ -119,6 +119,7 @@ def fit(
         settings = _resolved(without_auto(options), ensemble, batches, data)
         batches, held = (in_type(b, settings.likelihood, dtype) for b in (batches, held))
         check_count(options.frozen, ensemble.members)
+        _check_ranked(options, settings.likelihood)
         sites = check_targets(ensemble, settings.likelihood, batches)
         if held is not None:
             check_targets(ensemble, settings.likelihood, held, to_train=False)
@@ -209,6 +210,12 @@ def _with_batches(
         "of their own give arrays, a torch Dataset, or a list with one loader per member."
     )
     return replace(options, batches="common"), (sentence,)
+
+
+def _check_ranked(options: Options, likelihood: Likelihood) -> None:
+    """Refuse to choose epochs by the CRPS of a likelihood that has none."""
+    if options.keep == "crps" and not {"ranked", "gaussian"} & {*likelihood.about.kinds}:
+        raise ConfigError(f'{likelihood.task} has no CRPS; type keep="best" for the lowest NLL')
 
 
 def _check_folds(

@@ -82,6 +82,25 @@ def test_the_distribution_function_grows_by_the_density(likelihood):
     torch.testing.assert_close(rise.squeeze(-1) / (2 * step), density, atol=1e-6, rtol=1e-5)
 
 
+RANKED = [each for each in EVERY if {"ranked", "gaussian"} & {*each.about.kinds}]
+
+
+@pytest.mark.parametrize("likelihood", RANKED, ids=repr)
+def test_the_ranked_score_is_the_integral_of_squared_differences(likelihood):
+    """Of one member in closed form, and of a mixture with weights."""
+    members = drawn(3, 1, width(likelihood), seed=4)
+    weights, target = torch.tensor([0.5, 0.3, 0.2]), targets(likelihood, 1)
+    y, measure = every_target(likelihood, members[0, 0])
+    each = likelihood.cdf(members.expand(3, len(y), -1), y).squeeze(-1)
+    mixed = weights @ each
+    for below, score in (
+        (each[0], likelihood.ranked_score(members[:1], target)),
+        (mixed, metrics.crps(Predictive(members, likelihood, weights), target)),
+    ):
+        wanted = float(((below - (y >= float(target)).double()).square() * measure).sum())
+        assert float(score) == pytest.approx(wanted, rel=2e-3, abs=5e-3)
+
+
 @every
 def test_sites_are_points(likelihood):
     M, B, S = 3, 4, (2, 5)

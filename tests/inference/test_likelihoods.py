@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import shoal
 from shoal.core.errors import ConfigError, DataError
-from shoal.inference.likelihoods.incomplete_beta import incomplete_beta
+from shoal.inference.likelihoods.incomplete_beta import incomplete_beta, student_cdf
 from shoal.prediction import Predictive
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -48,6 +48,9 @@ ORACLES = {
         f[..., :K], softplus(f[..., K:]).sqrt()
     ),
     likelihoods.StudentT(): student,
+    likelihoods.LogNormal(): lambda f, K: distributions.LogNormal(
+        f[..., :K], softplus(f[..., K:]).sqrt()
+    ),
     likelihoods.MixtureDensity(): mixture,
     likelihoods.Bernoulli(): lambda f, K: distributions.Bernoulli(logits=f),
     likelihoods.Poisson(): lambda f, K: distributions.Poisson(f.exp()),
@@ -92,6 +95,14 @@ def test_incomplete_beta_is_that_of_scipy(a, b):
     found = incomplete_beta(torch.tensor(a), torch.tensor(b), x)
     expected = torch.from_numpy(special.betainc(a, b, x.numpy()))
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-14)
+
+
+@pytest.mark.parametrize("df", [2.5, 3.0, 4.0, 6.5, 30.0, 1e3, 1e6])
+def test_the_distribution_of_student_is_that_of_scipy(df):
+    t = torch.cat([torch.linspace(-50, 50, 301), torch.logspace(2, 6, 20)])
+    wanted = torch.from_numpy(special.stdtr(df, t.numpy()))
+    limit = 1e-12 if 3 <= df < 1e4 else 1e-8
+    torch.testing.assert_close(student_cdf(t, df), wanted, rtol=0, atol=limit)
 
 
 def test_a_large_count_parameter_keeps_its_digits_in_single_precision():
@@ -334,6 +345,7 @@ def test_wrong_settings_are_refused(make, words):
         (likelihoods.Poisson(), torch.tensor([1.0, 0.5]), 1, "y holds 0.5"),
         (likelihoods.NegativeBinomial(), torch.tensor([1, -1]), 2, "y holds -1"),
         (likelihoods.StudentT(), torch.tensor([1, 2]), 2, "convert y to float"),
+        (likelihoods.LogNormal(), torch.tensor([1.0, 0.0]), 2, "y holds 0"),
     ],
 )
 def test_wrong_targets_are_refused(likelihood, y, outputs, words):

@@ -15,7 +15,17 @@ M, B, C = 4, 60, 3
 LABELS = torch.arange(B) % C
 MEANINGS = {"classes": Categorical(), "numbers": HeteroscedasticGaussian()}
 VALUES = torch.linspace(-3, 3, B, dtype=torch.float64)
-KINDS = {"any", "classes", "binary", "ordinal", "numbers", "intervals", "gaussian", "loss"}
+KINDS = {
+    "any",
+    "ranked",
+    "classes",
+    "binary",
+    "ordinal",
+    "numbers",
+    "intervals",
+    "gaussian",
+    "loss",
+}
 CASES = [
     (name, kind)
     for name in metrics.registry

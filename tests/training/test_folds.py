@@ -181,6 +181,29 @@ def test_members_differ_in_their_best_epochs_and_the_run_says_so():
                 assert all(torch.equal(mine[n][member], theirs[n][member]) for n in mine)
 
 
+def test_epochs_may_be_chosen_by_crps():
+    """Of N(m, v): E|Y - y| - sqrt(v / pi), in units of the targets' standard deviation."""
+    y = X.double().sum(1) + torch.sin(7 * X[:, 0].double())
+    build = lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))  # noqa: E731
+    how = {"likelihood": "heteroscedastic", "optimizer": "sgd", "lr": 0.2}
+    run = folded(build, (X, y), epochs=6, keep="crps", **how)
+    z, scores = (y - y.mean()) / y.std(unbiased=False), []
+    for epoch in range(1, 7):
+        last = folded(build, (X, y), epochs=epoch, keep="last", **how).ensemble
+        scores.append([])
+        for member in range(MEMBERS):
+            held = FOLDS.held(member)
+            mean, raw = last[member](X[held].double()).detach().unbind(-1)
+            scale = (F.softplus(raw) + 1e-6).sqrt()
+            t, normal = (z[held] - mean) / scale, torch.distributions.Normal(0, 1)
+            distance = t * (2 * normal.cdf(t) - 1) + 2 * normal.log_prob(t).exp() - torch.pi**-0.5
+            scores[-1].append(float((scale * distance).mean()))
+        assert run.history[epoch - 1]["member_validation"] == pytest.approx(scores[-1])
+    best = [1 + min(range(6), key=lambda e: scores[e][m]) for m in range(MEMBERS)]
+    assert run.best_epochs == best != folded(build, (X, y), epochs=6, **how).best_epochs
+    assert any("lowest CRPS" in note for note in run.notes)
+
+
 def test_the_run_ends_when_no_member_has_improved():
     run = folded(epochs=60, patience=2, **ROUGH)
     assert len(run.history) == max(run.best_epochs) + 2 < 60

@@ -15,6 +15,7 @@ from shoal.inference.likelihoods.real_targets import (
     Gaussian,
     HeteroscedasticGaussian,
     HomoscedasticGaussian,
+    LogNormal,
     MixtureDensity,
     StudentT,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "HeteroscedasticGaussian",
     "HomoscedasticGaussian",
     "Likelihood",
+    "LogNormal",
     "MixtureDensity",
     "NegativeBinomial",
     "Ordinal",

@@ -12,11 +12,23 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.core.registry import Registry
 from shoal.data.dataset import Scaling
 
-__all__ = ["Likelihood", "Task", "as_columns", "registry", "task_of"]
+__all__ = [
+    "Likelihood",
+    "Task",
+    "as_columns",
+    "gaussian_affinity",
+    "gaussian_distance",
+    "registry",
+    "task_of",
+    "weighted",
+]
 
 registry = Registry("likelihood")
 
 _SMALLEST = torch.finfo(torch.float64).tiny
+
+_REACH, _PLACES = 9.0, 181
+"""Standard deviations, as sinh of the first number, and places of the integral over targets."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +39,8 @@ class Task:
     direction. Every likelihood has the kind "any", except a custom loss, which has only the kind
     "loss". The kind "classes" has class probabilities, "binary" two classes per column, "ordinal"
     classes in order. "numbers" has a mean and a variance, "intervals" a distribution function
-    (`cdf`), "gaussian" a mixture of Gaussians.
+    (`cdf`), "ranked" expected distances too (`distance`, `own_distance`), for CRPS. "gaussian" is a
+    mixture of Gaussians, which has all of them.
 
     Attributes:
         name: name of the task, such as "classification".
@@ -162,6 +175,46 @@ class Likelihood:
         y = as_columns(y, mean, mean.shape[-1])
         return torch.special.ndtr((y - mean) / variance.sqrt())
 
+    def distance(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """E|Y - y| of each column under each member [..., K]; by default of Gaussians."""
+        mean, variance = (moment.double() for moment in self.moments(outputs))
+        return gaussian_distance(as_columns(y, mean, mean.shape[-1]) - mean, variance)
+
+    def own_distance(self, outputs: Tensor) -> Tensor:
+        """E|Y - Y'| of two targets of the same member [..., K]; by default of Gaussians."""
+        return 2 * (self.variance(outputs).double() / math.pi).sqrt()
+
+    def mixture_distance(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
+        r"""E|Y - Y'| of two targets of the mixture [B, *S, K], of members [M, B, *S, C].
+
+        By default that of Gaussians; for other kinds $2 \int F (1 - F)$, by the trapezoidal rule in
+        u of y = mean + std sinh u.
+        """
+        mean, variance = (moment.double() for moment in self.moments(outputs))
+        shares = torch.full((len(outputs),), 1 / len(outputs)) if weights is None else weights
+        shares = shares.to(mean)
+        if "gaussian" in self.about.kinds:
+            rows = zip(mean, variance, strict=True)
+            each = [gaussian_distance(m - mean, v + variance) for m, v in rows]
+            return weighted(shares, torch.stack([weighted(shares, row) for row in each]))
+        middle = weighted(shares, mean)
+        width = weighted(shares, variance + (mean - middle).square()).sqrt()
+        places = torch.linspace(-_REACH, _REACH, _PLACES).tolist()
+        total = torch.zeros_like(middle)
+        for u in places:
+            below = weighted(shares, self.cdf(outputs, middle + width * math.sinh(u)))
+            total += below * (1 - below) * math.cosh(u)
+        return 2 * width * total * (places[1] - places[0])
+
+    def ranked_score(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """CRPS of each column under each member [..., K]: E|Y - y| - E|Y - Y'| / 2."""
+        return self.distance(outputs, y) - 0.5 * self.own_distance(outputs)
+
+    @property
+    def unit(self) -> Tensor | float:
+        """Typical size of the targets' deviations in each column [K], for sums over columns."""
+        return 1.0
+
     def mixture_log_prob(self, outputs: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
         """Log density under a mixture of the members [M, B, *S, C] with weights [M]."""
         each = self.log_prob(outputs, y)
@@ -181,10 +234,7 @@ class Likelihood:
 
         By default the affinity of independent Gaussians with the same means and variances.
         """
-        moments = (moment.double().flatten(1, -2) for moment in self.moments(outputs))
-        mean, variance = next(moments), next(moments).clamp_min(_SMALLEST)
-        rows = zip(mean, variance, strict=True)
-        return torch.stack([_gaussian_affinity(m, v, mean, variance) for m, v in rows])
+        return gaussian_affinity(*self.moments(outputs))
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The output of each member for target y [..., B, *S]; the source of input gradients."""
@@ -320,7 +370,30 @@ def _columns(y: Tensor, sites: int = 0) -> int:
     return 1 if y.ndim == 1 + sites else y.shape[-1]
 
 
-def _gaussian_affinity(m: Tensor, v: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    total = v + variance
-    log_width = 0.5 * (math.log(2) + 0.5 * (v.log() + variance.log()) - total.log())
-    return (log_width - 0.25 * (m - mean).square() / total).sum(-1).exp().mean(-1)
+def weighted(shares: Tensor, values: Tensor) -> Tensor:
+    """The mean of values [M, ...] with weights [M]."""
+    return torch.tensordot(shares, values, 1)
+
+
+def gaussian_affinity(mean: Tensor, variance: Tensor) -> Tensor:
+    """Mean affinity [M, M] of independent Gaussians with moments [M, B, *S, K]."""
+    mean, variance = (moment.double().flatten(1, -2) for moment in (mean, variance))
+    variance = variance.clamp_min(_SMALLEST)
+    rows = []
+    for m, v in zip(mean, variance, strict=True):
+        total = v + variance
+        log_width = 0.5 * (math.log(2) + 0.5 * (v.log() + variance.log()) - total.log())
+        exponent = (log_width - 0.25 * (m - mean).square() / total).sum(-1)
+        rows.append(exponent.exp().mean(-1))
+    return torch.stack(rows)
+
+
+def gaussian_distance(shift: Tensor, variance: Tensor) -> Tensor:
+    r"""E|X| of X ~ N(shift, variance): $2 σ φ(μ/σ) + μ (2 Φ(μ/σ) - 1)$.
+
+    >>> gaussian_distance(torch.zeros(1), torch.full((1,), torch.pi))
+    tensor([1.4142])
+    """
+    scale = variance.sqrt()
+    density = (-0.5 * shift.square() / variance).exp() / math.sqrt(2 * math.pi)
+    return 2 * scale * density + shift * torch.special.erf(shift / (scale * math.sqrt(2)))

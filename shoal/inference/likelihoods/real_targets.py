@@ -1,4 +1,4 @@
-"""Likelihoods of real targets: Gaussian, with heavy tails, and with several peaks.
+"""Likelihoods of real targets: Gaussian, with heavy tails, positive, and with several peaks.
 
 Targets may have any unit; noise is known, learned, or learned per input.
 """
@@ -17,8 +17,17 @@ from torch.nn import functional as F
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
 from shoal.core.registry import later_field
 from shoal.data.dataset import Scaling, standardise
-from shoal.inference.likelihoods.incomplete_beta import incomplete_beta
-from shoal.inference.likelihoods.likelihood import Likelihood, Task, as_columns, registry
+from shoal.inference.likelihoods.counts import log_rate
+from shoal.inference.likelihoods.incomplete_beta import student_cdf
+from shoal.inference.likelihoods.likelihood import (
+    Likelihood,
+    Task,
+    as_columns,
+    gaussian_affinity,
+    gaussian_distance,
+    registry,
+    weighted,
+)
 
 __all__ = [
     "LEAST",
@@ -26,6 +35,7 @@ __all__ = [
     "HeteroscedasticGaussian",
     "HomoscedasticGaussian",
     "Learned",
+    "LogNormal",
     "MixtureDensity",
     "NoisePerInput",
     "Normal",
@@ -85,8 +95,8 @@ class RealTargets(Likelihood):
 
     about: ClassVar[Task] = Task(
         "regression",
-        kinds=("any", "numbers", "intervals"),
-        measures=("rmse", "nll", "coverage_90", "sharpness", "effective_functions"),
+        kinds=("any", "numbers", "intervals", "ranked"),
+        measures=("rmse", "nll", "crps", "coverage_90", "sharpness", "effective_functions"),
     )
     learns_noise: ClassVar[bool] = False
     learned: Learned | None = field(default=None, init=False, repr=False)
@@ -121,10 +131,11 @@ class RealTargets(Likelihood):
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Log density of the targets y [B, *S] or [B, *S, K]."""
-        return self._in_unit(self._log_density(outputs, self._standardised(y, outputs)))
+        z = self._standardised(y, outputs)
+        return self._in_unit(self._log_density(outputs, z), z)
 
-    def _in_unit(self, each: Tensor) -> Tensor:
-        """Log density of y from those of the standardised columns [..., K]."""
+    def _in_unit(self, each: Tensor, z: Tensor) -> Tensor:
+        """Log density of y from those of the standardised columns z [..., K]."""
         value, known = each.sum(-1), self.learned
         if known is None:
             return value
@@ -141,6 +152,34 @@ class RealTargets(Likelihood):
         if known is not None:
             y = (y - known.location.to(y)) / known.scale.to(y)
         return y.to(outputs.dtype)
+
+    def distance(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """E|Y - y| of each column under each member [..., K]."""
+        outputs = outputs.double()
+        z = self._standardised(y.double(), outputs)
+        return self._in_length(self._standard_distance(outputs, z))
+
+    def own_distance(self, outputs: Tensor) -> Tensor:
+        """E|Y - Y'| of two targets of the same member [..., K]."""
+        return self._in_length(self._standard_own_distance(outputs.double()))
+
+    def _standard_distance(self, outputs: Tensor, z: Tensor) -> Tensor:
+        """E|Z - z| of the standardised targets [..., K]."""
+        raise NotImplementedError
+
+    def _standard_own_distance(self, outputs: Tensor) -> Tensor:
+        """E|Z - Z'| of two standardised targets [..., K]."""
+        raise NotImplementedError
+
+    def _in_length(self, distance: Tensor) -> Tensor:
+        """A distance of standardised targets [..., K] in the unit of y."""
+        known = self.learned
+        return distance if known is None else distance * known.scale.to(distance)
+
+    @property
+    def unit(self) -> Tensor | float:
+        """Standard deviation of the training targets [K]; 1 before training."""
+        return 1.0 if self.learned is None else self.learned.scale
 
     def check(self, y: Tensor, outputs: int, sites: int = 0) -> None:
         """Refuse integer targets, and targets whose columns do not fit the outputs."""
@@ -265,16 +304,21 @@ WINDOW = 10_000
 class Normal(RealTargets):
     """Independent Gaussian target columns in any unit."""
 
-    about: ClassVar[Task] = Task(
-        "regression",
-        kinds=("any", "numbers", "intervals", "gaussian"),
-        measures=("rmse", "nll", "crps", "coverage_90", "sharpness", "effective_functions"),
+    about: ClassVar[Task] = replace(
+        RealTargets.about, kinds=("any", "numbers", "intervals", "gaussian")
     )
 
     def _log_density(self, outputs: Tensor, z: Tensor) -> Tensor:
         mean, variance = self._standard(outputs)
         square = (z - mean).square() / variance
         return -0.5 * (square + variance.log() + math.log(2 * math.pi))
+
+    def _standard_distance(self, outputs: Tensor, z: Tensor) -> Tensor:
+        mean, variance = self._standard(outputs)
+        return gaussian_distance(z - mean, variance)
+
+    def _standard_own_distance(self, outputs: Tensor) -> Tensor:
+        return 2 * (self._standard(outputs)[1] / math.pi).sqrt()
 
     cdf = Likelihood.cdf
 
@@ -386,8 +430,9 @@ class NoisePerInput(Standardising):
         """The log density, each column times its squared scale to the power of `damping`."""
         if not self.damping:
             return self.log_prob(outputs, y)
-        each = self._log_density(outputs, self._standardised(y, outputs))
-        return self._in_unit(self._located(outputs)[1].detach().pow(self.damping) * each)
+        z = self._standardised(y, outputs)
+        power = self._located(outputs)[1].detach().pow(self.damping)
+        return self._in_unit(power * self._log_density(outputs, z), z)
 
 
 @registry.register("heteroscedastic", cite=("lakshminarayanan2017simple", "seitzer2022pitfalls"))
@@ -441,9 +486,147 @@ class StudentT(NoisePerInput):
     def _standard_cdf(self, outputs: Tensor, z: Tensor) -> Tensor:
         location, square = self._located(outputs)
         t = (z - location) / square.sqrt()
-        half = torch.tensor(0.5).to(t)
-        tail = 0.5 * incomplete_beta(self.df * half, half, self.df / (self.df + t.square()))
-        return torch.where(t > 0, 1 - tail, tail)
+        parts = [student_cdf(part, self.df) for part in t.flatten().split(_AT_ONCE)]
+        return torch.cat(parts).view_as(t)
+
+    def _standard_distance(self, outputs: Tensor, z: Tensor) -> Tensor:
+        df, (location, square) = self.df, self._located(outputs)
+        t = (z - location) / square.sqrt()
+        density = (self._log_density(outputs, z) + 0.5 * square.log()).exp()
+        inside = 2 * self._standard_cdf(outputs, z) - 1
+        return square.sqrt() * (t * inside + 2 * density * (df + t.square()) / (df - 1))
+
+    def _standard_own_distance(self, outputs: Tensor) -> Tensor:
+        df = self.df
+        logs = _log_beta(0.5, df - 0.5) - 2 * _log_beta(0.5, df / 2)
+        return self._located(outputs)[1].sqrt() * (4 * math.sqrt(df) / (df - 1) * math.exp(logs))
+
+
+_AT_ONCE = 1 << 18
+"""Numbers whose distribution function is computed at a time: each needs 32 nodes."""
+
+
+def _log_beta(a: float, b: float) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+
+@registry.register("lognormal", cite=("crow1988lognormal",))
+@dataclass(frozen=True, repr=False)
+class LogNormal(NoisePerInput):
+    r"""Positive, skewed targets: log y ~ N(m, v), m = a + b mu and v = b² (softplus(s) + 1e-6).
+
+    The network returns (mu, s); a and b are mean and standard deviation of the logarithms of the
+    training targets. The mean of y is $\exp(m + v / 2)$, its median $\exp m$, and its variance
+    $(\exp v - 1) \exp(2 m + v)$. Above exp(a + 20) the mean grows linearly.
+    Crow & Shimizu (1988), Lognormal Distributions, doi 10.1201/9780203748664.
+
+    Attributes:
+        damping: weighs training points by the variance of log y to this power, as for
+            `HeteroscedasticGaussian`.
+    """
+
+    def log_moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean m and variance v of log y under each member, both [..., K]."""
+        (location, square), known = self._located(outputs), self.learned
+        if known is None:
+            return location, square
+        scale = known.scale.to(location)
+        return known.location.to(location) + scale * location, scale.square() * square
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        """exp(m + v / 2) [..., K]."""
+        return self._log_mean(self._precise(outputs)).exp()
+
+    def variance(self, outputs: Tensor) -> Tensor:
+        """(exp v - 1) exp(2 m + v) [..., K]."""
+        outputs = self._precise(outputs)
+        v = self.log_moments(outputs)[1]
+        return (2 * self._log_mean(outputs) + log_rate(v + (-torch.expm1(-v)).log())).exp()
+
+    def _log_mean(self, outputs: Tensor) -> Tensor:
+        """m + v / 2; far above the training targets it grows slowly, so that the mean is finite."""
+        (m, v), known = self.log_moments(outputs), self.learned
+        middle = 0.0 if known is None else known.location.to(m)
+        return middle + log_rate(m + v / 2 - middle)
+
+    def _log_density(self, outputs: Tensor, z: Tensor) -> Tensor:
+        location, square = self._located(outputs)
+        return -0.5 * ((z - location).square() / square + (2 * math.pi * square).log())
+
+    def _in_unit(self, each: Tensor, z: Tensor) -> Tensor:
+        """Log density of y: that of log y, minus log y; no density at 0 and below."""
+        known = self.learned
+        logs = z if known is None else known.location.to(z) + known.scale.to(z) * z
+        value = super()._in_unit(each, z)
+        return torch.where(logs.isfinite().all(-1), value - logs.sum(-1), -math.inf)
+
+    def _standard_cdf(self, outputs: Tensor, z: Tensor) -> Tensor:
+        location, square = self._located(outputs)
+        return torch.special.ndtr((z - location) / square.sqrt())
+
+    def _standardised(self, y: Tensor, outputs: Tensor) -> Tensor:
+        positive = as_columns(y, outputs, outputs.shape[-1] // self.width(1)).clamp_min(0)
+        return super()._standardised(positive.log(), outputs)
+
+    def distance(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """E|Y - y| of each column under each member [..., K]."""
+        outputs = outputs.double()
+        (m, v), mean = self.log_moments(outputs), self.mean(outputs)
+        y = as_columns(y.double(), outputs, outputs.shape[-1] // self.width(1))
+        z = (y.clamp_min(0).log() - m) / v.sqrt()
+        inside = y * (2 * torch.special.ndtr(z) - 1)
+        return mean * (1 - 2 * torch.special.ndtr(z - v.sqrt())) + inside
+
+    def own_distance(self, outputs: Tensor) -> Tensor:
+        """E|Y - Y'| of two targets of the same member [..., K]."""
+        outputs = outputs.double()
+        v = self.log_moments(outputs)[1]
+        return 2 * self.mean(outputs) * torch.special.erf(v.sqrt() / 2)
+
+    def mixture_distance(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
+        """E|Y - Y'| of two targets of the mixture [B, *S, K]."""
+        outputs = outputs.double()
+        (m, v), mean = self.log_moments(outputs), self.mean(outputs)
+        shares = torch.full((len(m),), 1 / len(m)) if weights is None else weights
+        shares, rows = shares.to(m), []
+        for mi, vi, each in zip(m, v, mean, strict=True):
+            total = (vi + v).sqrt() * math.sqrt(2)
+            pair = each * torch.special.erf((mi - m + vi) / total)
+            rows.append(weighted(shares, pair + mean * torch.special.erf((m - mi + v) / total)))
+        return weighted(shares, torch.stack(rows))
+
+    @property
+    def unit(self) -> Tensor | float:
+        """Geometric mean of the training targets [K]; 1 before training."""
+        return 1.0 if self.learned is None else self.learned.location.exp()
+
+    def affinity(self, outputs: Tensor) -> Tensor:
+        """That of log y, mean over the inputs [M, M]."""
+        return gaussian_affinity(*self._located(outputs.double()))
+
+    def check(self, y: Tensor, outputs: int, sites: int = 0) -> None:
+        """Refuse targets that are not positive."""
+        _check_positive(y)
+        super().check(y, outputs, sites)
+
+    def in_units(self, scaling: Scaling) -> Self:
+        """Not known: logarithms have no other unit than that of training."""
+        raise ConfigError("a lognormal likelihood needs targets in their own unit, not scaled ones")
+
+    def initialised_from(self, y: Tensor, sites: int = 0, weight: Tensor | None = None) -> Self:
+        """Standardise the logarithms of these targets; numbers learned before stay."""
+        _check_positive(y)
+        return super().initialised_from(y.double().log(), sites, weight)
+
+
+def _check_positive(y: Tensor) -> None:
+    wrong = ~(y > 0).flatten()
+    if wrong.any():
+        first = float(y.flatten()[int(wrong.nonzero()[0])])
+        raise DataError(
+            f"a log-normal target is positive, but y holds {first:g}; shift or drop such targets, "
+            f"or type likelihood='heteroscedastic'"
+        )
 
 
 @registry.register("mixture-density", cite=("bishop1994mixture",))
@@ -508,6 +691,17 @@ class MixtureDensity(Standardising):
         logs, means, variances = self._components(outputs)
         below = torch.special.ndtr((z.unsqueeze(-1) - means) / variances.sqrt())
         return (logs.exp() * below).sum(-1)
+
+    def _standard_distance(self, outputs: Tensor, z: Tensor) -> Tensor:
+        logs, means, variances = self._components(outputs)
+        return (logs.exp() * gaussian_distance(z.unsqueeze(-1) - means, variances)).sum(-1)
+
+    def _standard_own_distance(self, outputs: Tensor) -> Tensor:
+        logs, means, variances = self._components(outputs)
+        shift, total = (t.unsqueeze(-1) for t in (means, variances))
+        each = gaussian_distance(shift - means.unsqueeze(-2), total + variances.unsqueeze(-2))
+        pairs = (logs.unsqueeze(-1) + logs.unsqueeze(-2)).exp() * each
+        return pairs.sum((-2, -1))
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The mean of each member, in standardised units and summed over the columns."""

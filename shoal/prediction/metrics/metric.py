@@ -18,12 +18,12 @@ __all__ = [
     "ANY",
     "BINARY",
     "CLASSES",
-    "GAUSSIAN",
     "INTERVALS",
     "LOSS",
     "NUMBERS",
     "ORDINAL",
     "OUTPUTS",
+    "RANKED",
     "Better",
     "Metric",
     "average",
@@ -44,7 +44,7 @@ CLASSES = ("classes",)
 BINARY = ("binary",)
 ORDINAL = ("ordinal",)
 NUMBERS = ("numbers",)
-GAUSSIAN = ("gaussian",)
+RANKED = ("ranked", "gaussian")
 INTERVALS = ("intervals", "gaussian")
 LOSS = ("loss",)
 OUTPUTS = ("any", "loss")

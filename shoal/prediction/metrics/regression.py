@@ -9,9 +9,9 @@ from torch import Tensor
 from shoal.core.arguments import checked, share
 from shoal.data.dataset import Scaling
 from shoal.prediction.metrics.metric import (
-    GAUSSIAN,
     INTERVALS,
     NUMBERS,
+    RANKED,
     average,
     of_points,
     register,
@@ -30,14 +30,15 @@ def rmse(pred: Predictive, y: ArrayLike) -> float:
     return math.sqrt(average((pred.mean - pred.check(y)).square()))
 
 
-@register("crps", GAUSSIAN, "lower")
+@register("crps", RANKED, "lower")
 def crps(pred: Predictive, y: ArrayLike) -> float:
     r"""Continuous ranked probability score $\int (F(t) - 1[t \ge y])^2 dt$, in units of y.
 
-    In closed form for a Gaussian mixture, with
-    $A(\mu, \sigma^2) = 2 \sigma \varphi(\mu/\sigma) + \mu (2 \Phi(\mu/\sigma) - 1)$:
+    $E|Y - y| - \frac12 E|Y - Y'|$ of two targets of the mixture; the mean over inputs and columns.
+    In closed form for Gaussian and log-normal members, by an integral for others: with
+    $A(\mu, \sigma^2) = 2 \sigma \varphi(\mu/\sigma) + \mu (2 \Phi(\mu/\sigma) - 1)$,
     $\sum_m w_m A(y - \mu_m, \sigma_m^2) - \frac12 \sum_{mn} w_m w_n
-    A(\mu_m - \mu_n, \sigma_m^2 + \sigma_n^2)$; the mean over inputs and columns.
+    A(\mu_m - \mu_n, \sigma_m^2 + \sigma_n^2)$ for Gaussians.
     Grimit et al. (2006), doi 10.1256/qj.05.235.
     """
     return average(pred.by_blocks(ranked_scores, pred.check(y)))
@@ -45,20 +46,9 @@ def crps(pred: Predictive, y: ArrayLike) -> float:
 
 def ranked_scores(pred: Predictive, y: Tensor) -> Tensor:
     """The score `crps` of every input and column [B, K]."""
-    mean, variance = (moment.double() for moment in pred.moments())
-    error = pred.average(_expected_distance(y - mean, variance))
-    spread = [
-        pred.average(_expected_distance(one - mean, noise + variance))
-        for one, noise in zip(mean, variance, strict=True)
-    ]
-    return error - 0.5 * pred.average(torch.stack(spread))
-
-
-def _expected_distance(shift: Tensor, variance: Tensor) -> Tensor:
-    """E|X| of X ~ N(shift, variance)."""
-    scale = variance.sqrt()
-    density = (-0.5 * shift.square() / variance).exp() / math.sqrt(2 * math.pi)
-    return 2 * scale * density + shift * torch.special.erf(shift / (scale * math.sqrt(2)))
+    likelihood = pred.likelihood
+    error = pred.average(likelihood.distance(pred.members, y))
+    return error - 0.5 * likelihood.mixture_distance(pred.members, pred.weights)
 
 
 @of_points

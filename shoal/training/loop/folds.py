@@ -105,17 +105,25 @@ class FoldValidation:
         size: points of a fold per forward pass.
         mesh: the processes with the other members; None for one process.
         frozen: number of frozen members, which every process has.
+        ranked: measure members by CRPS, in units of the targets' standard deviation, not by NLL.
     """
 
-    def __init__(self, batches: Data, size: int, mesh: Mesh | None = None, frozen: int = 0) -> None:
+    def __init__(
+        self,
+        batches: Data,
+        size: int,
+        mesh: Mesh | None = None,
+        frozen: int = 0,
+        ranked: bool = False,
+    ) -> None:
         assert batches.folds is not None
         self.batches, self.folds, self.size = batches, batches.folds, size
-        self.mesh, self.frozen = mesh, frozen
+        self.mesh, self.frozen, self.ranked = mesh, frozen, ranked
 
     def measure(
         self, ensemble: Ensemble, likelihood: Likelihood, runner: MemberRunner | None = None
     ) -> dict[str, Any]:
-        r"""NLL of every trained member on its fold, and measures of the out-of-fold predictions.
+        r"""NLL or CRPS of every trained member on its fold, and measures of the mixtures there.
 
         Of member i with fold F: $-\frac{1}{|F|} \sum_{n \in F} \log p(y_n | f_i(x_n))$. Numbers are
         None if they are not finite. With several processes, all must call this.
@@ -184,7 +192,7 @@ class FoldValidation:
     def _losses(
         self, pred: Predictive, y: Any, weight: Tensor | None, mixture: FoldMixture, members: int
     ) -> Tensor:
-        """Sum of the negative log-likelihoods of each member, and of their weights [M, 2]."""
+        """Sum of the NLL or CRPS of each member over its points, and of the weights [M, 2]."""
         targets = pred.check(y)
         counted, sites = pred.likelihood.counted(targets), pred.members.shape[2:-1].numel()
         points = torch.arange(len(pred), device=pred.members.device).repeat_interleave(sites)
@@ -194,5 +202,10 @@ class FoldValidation:
         if counted is not None:
             points, weights = points[counted.flatten()], weights[counted.flatten()]
         flat, targets = pred.points(targets)
-        each = -pred.likelihood.log_prob(flat.members, targets).double() * weights
-        return mixture.by_member(each, weights, mixture.folds[points], members)
+        likelihood = pred.likelihood
+        if self.ranked:
+            each = likelihood.ranked_score(flat.members, targets) / likelihood.unit
+            each = each.double().sum(-1)
+        else:
+            each = -likelihood.log_prob(flat.members, targets).double()
+        return mixture.by_member(each * weights, weights, mixture.folds[points], members)

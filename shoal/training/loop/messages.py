@@ -171,6 +171,8 @@ class Messages:
 
 def _measure(trainer: Trainer) -> str:
     """The name of the measure that decides: a likelihood of the user's own has no NLL."""
+    if trainer.settings.options.keep == "crps":
+        return "CRPS"
     return "NLL" if "nll" in trainer.rows[-1]["validation"] else "loss"
 
 

@@ -343,7 +343,8 @@ class Session:
     def _validate_folds(self) -> dict[str, Any]:
         """Measures of every member and of the ensemble on the folds, for the history."""
         trainer, options = self.trainer, self.settings.options
-        folds = FoldValidation(trainer.batches, options.batch_size, trainer.mesh, options.frozen)
+        how = options.batch_size, trainer.mesh, options.frozen, options.keep == "crps"
+        folds = FoldValidation(trainer.batches, *how)
         return folds.measure(trainer.ensemble, trainer.mover.posterior.likelihood, self._chunked)
 
     @property

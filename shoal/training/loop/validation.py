@@ -165,6 +165,8 @@ def keeps_best(options: Options) -> bool:
     """Whether the run ends with the members of its best epoch."""
     if options.folds is not None:
         return options.keep != "last"
+    if options.keep == "crps":
+        raise ConfigError('keep="crps" is for members with folds of their own; add folds=8')
     if options.validation is None:
         for name in ("patience", "keep"):
             if getattr(options, name) not in (None, "last"):

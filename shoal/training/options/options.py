@@ -253,8 +253,9 @@ class Options:
     keep: str | None = option(
         None,
         '"best" for the members of the epoch with the lowest validation NLL, or "last"; by default '
-        '"best" with `patience` or `folds`; with `folds` every member has a best epoch of its own.',
-        one_of("best", "last"),
+        '"best" with `patience` or `folds`; with `folds` every member has a best epoch of its own, '
+        'and "crps" takes that of its lowest CRPS.',
+        one_of("best", "crps", "last"),
     )
     outputs: str | int | None = option(
         None,
