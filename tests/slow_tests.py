@@ -38,6 +38,7 @@ SLOW_FILES = {
     "test_members_that_die",
     "test_mesh",
     "test_own_batches",
+    "test_partial_fit",
     "test_report",
     "test_sklearn",
     "test_sklearn_checks",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from sklearn.base import (
@@ -141,6 +141,38 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Train all members with one more pass, over these data points.
+
+        The first call fits the preprocessing; later calls keep it. After `fit`, members go on from
+        its solution. Nothing is held out.
+
+        Args:
+            X: inputs, an array [N, D] or a DataFrame.
+            y: labels [N], or several at once [N, K].
+            classes: all labels that may come; needed in the first call for labels [N].
+            sample_weight: weight of each data point [N].
+        """
+        if isinstance(self.class_weight, str):
+            raise ConfigError(
+                f"class_weight={self.class_weight!r} needs the labels of all data, which "
+                f"partial_fit does not have; give a dict of weights"
+            )
+        fitted = hasattr(self, "run_")
+        if classes is not None:
+            classes = np.unique(classes)
+            if fitted and not np.array_equal(classes, self.classes_):
+                raise DataError(
+                    f"classes={classes.tolist()} came, but training began with "
+                    f"{self.classes_.tolist()}; give the same, or leave classes out"
+                )
+        elif not fitted and np.ndim(y) < 2:
+            raise DataError(
+                "the first call of partial_fit needs all labels that may come; "
+                "type partial_fit(X, y, classes=[...])"
+            )
+        return self._continued(X, y, sample_weight, classes)
+
     def predict(self, X: Any) -> np.ndarray:
         """The most probable label [N]; for several labels at once 0 or 1 [N, K]."""
         probs = self.predict_proba(X)
@@ -203,10 +235,12 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
                 self.classes_ = np.arange(y.shape[1])
             return y.astype(np.int64)
         if learn:
-            self.classes_ = np.unique(y)
+            self.classes_ = np.unique(y) if self._classes_ahead is None else self._classes_ahead
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
-            raise DataError(f"y holds {unknown[0]!r}, which is no class of the training data")
+            raise DataError(
+                f"y holds {unknown.tolist()[0]!r}, which is no class of the training data"
+            )
         return np.searchsorted(self.classes_, y)
 
     def _likelihood(self, y: np.ndarray) -> Likelihood:

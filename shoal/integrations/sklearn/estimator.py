@@ -36,6 +36,7 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
 from shoal.inference.priors import Gaussian
 from shoal.integrations.sklearn.columns import as_numbers, is_table, merged, rows_of
+from shoal.integrations.sklearn.continued import LOOP, begun, next_pass
 from shoal.integrations.sklearn.drift import Drift, drift_of, sketches
 from shoal.integrations.sklearn.encodings import (
     NUMBERS,
@@ -148,6 +149,7 @@ class EnsembleEstimator(BaseEstimator):
     preprocessing_: Any
     oof_predictive_: Predictive | None
     oof_score_: float | None
+    _classes_ahead: Any = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit preprocessing and ensemble.
@@ -178,6 +180,34 @@ class EnsembleEstimator(BaseEstimator):
         if oof is not None:
             self.oof_predictive_ = replace(oof, members=oof.members[:, places])
             self.oof_score_ = self._scored(self.oof_predictive_, y, weight)
+        return self
+
+    def _continued(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> Self:
+        """One pass over new data points; the first one also fits the preprocessing."""
+        if self.out is not None:
+            raise ConfigError("partial_fit keeps its members in memory; leave out the folder, out")
+        if not hasattr(self, "run_"):
+            options = {key: v for key, v in (self.options or {}).items() if key not in LOOP}
+            first: Any = clone(self)
+            first.set_params(epochs=1, folds=None, early_stopping=False, time_limit=None)
+            first.set_params(options=options)
+            first._classes_ahead = classes
+            fitted = vars(first.fit(X, y, sample_weight))
+            vars(self).update({k: v for k, v in fitted.items() if k not in self.get_params()})
+            inputs, targets = self._checked_inputs(X, reset=False), self._checked_targets(y)
+            self.run_ = begun(self.run_, self._prepared(inputs), self._encoded(targets))
+            return self
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y, but the target y is None")
+        check_same_rows(X, y, sample_weight)
+        X, y = self._checked_inputs(X, reset=False), self._checked_targets(y)
+        check_consistent_length(X, y)
+        weight = None if sample_weight is None else _checked_weights(sample_weight, len(y))
+        targets = self._encoded(y)
+        weight = self._weighted(targets, weight)
+        given = self.get_params(deep=False) | dict(self.options or {})
+        self.run_ = next_pass(self.run_, self._prepared(X), targets, weight, given)
+        self.n_iter_ = len(self.run_.history)
         return self
 
     def predictive(self, X: Any) -> Predictive:

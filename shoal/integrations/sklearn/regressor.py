@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from sklearn.base import (
@@ -138,6 +138,19 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         self.options = options
         self.random_state = random_state
         self.verbose = verbose
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train all members with one more pass, over these data points.
+
+        The first call fits preprocessing and unit of the targets; later calls keep both. After
+        `fit`, members go on from its solution. Nothing is held out.
+
+        Args:
+            X: inputs, an array [N, D] or a DataFrame.
+            y: targets [N] or [N, K].
+            sample_weight: weight of each data point [N].
+        """
+        return self._continued(X, y, sample_weight)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Mean of the targets [N] or [N, K]; with `return_std` also `predict_std`."""
