@@ -15,8 +15,9 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.integrations.sklearn.columns import merged
 from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
 
-FEW = {"epochs": 60, "members": 4, "hidden": (16,), "random_state": 0}
-FOLDS = FEW | {"options": {"folds": 2}}
+PLAIN = {"numbers": "standard", "dropout": 0.0, "learning_rate": 0.01, "batch_size": 100}
+FEW = {"epochs": 60, "members": 4, "hidden": (16,), "random_state": 0, "folds": None} | PLAIN
+FOLDS = FEW | {"folds": 2}
 pytestmark = pytest.mark.filterwarnings("ignore::shoal.core.errors.ShoalWarning")
 
 
@@ -45,7 +46,7 @@ def houses():
 def labels():
     X, y = table(seed=1)
     labels = np.where(y > 1, "dear", "cheap")
-    return EnsembleClassifier(**FEW, folds=None).fit(X, labels), X, labels
+    return EnsembleClassifier(**FEW).fit(X, labels), X, labels
 
 
 def test_importances_come_with_the_fit(houses):

@@ -9,7 +9,8 @@ from sklearn.datasets import make_classification
 from shoal.core.errors import ConfigError, DataError
 from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
 
-FEW = {"members": 2, "hidden": (16,), "random_state": 0}
+PLAIN = {"numbers": "standard", "dropout": 0.0, "learning_rate": 0.01, "batch_size": 100}
+FEW = {"members": 2, "hidden": (16,), "random_state": 0} | PLAIN
 pytestmark = pytest.mark.filterwarnings("ignore::shoal.core.errors.ShoalWarning")
 
 
@@ -28,7 +29,8 @@ def test_passes_over_the_same_data_go_on():
     losses = [row["loss"] for row in model.run_.history]
     assert len(losses) == model.n_iter_ == 41
     assert losses[0] > losses[10] > losses[40] and model.score(X, y) > 0.98
-    alike = EnsembleRegressor(**FEW, epochs=41, early_stopping=False).fit(X, y)
+    constant = {"folds": None, "early_stopping": False, "options": {"schedule": None}}
+    alike = EnsembleRegressor(**FEW, epochs=41, **constant).fit(X, y)
     assert losses[40] == pytest.approx(alike.run_.history[-1]["loss"], abs=0.3)
 
 
@@ -44,7 +46,7 @@ def test_small_parts_come_one_after_the_other():
 
 def test_members_of_a_fit_go_on_and_the_fit_stays_as_it_was():
     X, y = line(200)
-    model = EnsembleRegressor(**FEW, epochs=20, batch_size=50, options={"folds": 2}).fit(X, y)
+    model = EnsembleRegressor(**FEW | {"batch_size": 50}, epochs=20, folds=2).fit(X, y)
     before, new = pickle.loads(pickle.dumps(model)), line(200, 1, slope=2.5)
     unit = model.run_.likelihood.learned.scale
     for _ in range(15):

@@ -202,7 +202,11 @@ class EnsembleEstimator(BaseEstimator):
         check_same_rows(X, y, sample_weight)
         X, y = self._checked_inputs(X, reset=False), self._checked_targets(y)
         check_consistent_length(X, y)
-        weight = None if sample_weight is None else _checked_weights(sample_weight, len(y))
+        weight = None
+        if sample_weight is not None:
+            weight = _checked_weights(sample_weight, len(y))
+            kept = np.flatnonzero(weight)
+            X, y, weight = rows_of(X, kept), y[kept], weight[kept]
         targets = self._encoded(y)
         weight = self._weighted(targets, weight)
         given = self.get_params(deep=False) | dict(self.options or {})
