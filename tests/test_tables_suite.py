@@ -14,7 +14,7 @@ from scipy.special import ndtri
 
 import shoal
 from studies.common import read_csv
-from studies.tables import models, run, sets
+from studies.tables import models, page, results, run, sets
 from studies.tables.scores import Mixture, Quantiles, class_scores, scores
 
 UCI = {"boston", "concrete", "energy", "kin8nm", "power", "protein", "wine", "yacht"}
@@ -184,3 +184,44 @@ def test_rows_that_are_there_are_not_fitted_again(tmp_path):
     assert len(left) == 6 and ("boston", 0, "a") not in left
     given.retry = True
     assert ("boston", 0, "a") in run.missing(given, read_csv)
+
+
+def write_rows(path, scores):
+    """A raw file of (set, model) with the score of three splits; None is a fit that failed."""
+    lines = [",".join(run.HEADER)]
+    for (name, model), values in scores.items():
+        for split, value in enumerate(values):
+            held = {"set": name, "split": split, "model": model, "status": "ok", "threads": 2}
+            held |= {"fit_seconds": 2.0, "device": "cpu", "version": "1", "coverage": 0.9}
+            held |= {"crps": value, "log_loss": value} if value else {"status": "out of memory"}
+            lines.append(",".join(str(held.get(column, "")) for column in run.HEADER))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_ranks_have_the_critical_difference_of_nemenyi_and_missing_means_are_last():
+    table = np.array([[1.0, 2.0, np.nan, 3.0, 4.0]] * 30)
+    found = results.ranks(table, "abcde")
+    assert found.mean.tolist() == [1, 2, 5, 3, 4] and found.p_value < 1e-6
+    assert found.critical == pytest.approx(2.728 * np.sqrt(5 * 6 / (6 * 30)), rel=1e-3)
+    assert results.cliques(found) == [(1, 2), (2, 3), (3, 4), (4, 5)]
+
+
+def test_the_page_names_what_is_worse_what_failed_and_what_was_not_reached(tmp_path):
+    names = [s.name for s in sets.sets() if (s.half, s.task) == ("judging", "regression")]
+    found = {(name, "shoal"): (1.0, 1.1, 0.9) for name in names}
+    found |= {(name, "catboost"): (1.2, 1.2, 1.2) for name in names}
+    found |= {(name, "ngboost"): (1.3, 1.3, 1.3) for name in names}
+    found |= {("concrete", "catboost"): (0.8, 0.7, 1.2), ("ames", "ngboost"): (1.3, 1.3, None)}
+    found |= {("yacht", "bde"): (0.95,)}
+    write_rows(tmp_path / "judging-a.csv", found)
+    write_rows(tmp_path / "judging-b.csv", {("boston", "shoal"): (0.5, 0.5, 0.5)})
+    page.page(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "| concrete | CRPS | CatBoost | 11.1 % | 2 of 3 |" in text
+    assert "| yacht | CRPS | bde | 5.3 % | 1 of 1 |" in text  # on the one split that bde has
+    assert "| 2. lowest CRPS on six of eight UCI problems | 6 of 8:" in text
+    assert "| 3. no ratio above 1.05, regression | concrete 1.11, yacht 1.05 | **no** |" in text
+    assert "**Not run yet: cultivars, digits," in text
+    assert "| ames | NGBoost | out of memory |" in text and "without a rank: bde" in text
+    assert "| boston | **0.5** |" in text  # the last row counts
+    assert (tmp_path / "ranks-regression.png").read_bytes().startswith(b"\x89PNG")
