@@ -9,7 +9,7 @@ import pytest
 import shoal
 from shoal.core.errors import ConfigError
 from shoal.integrations.sklearn import presets
-from shoal.integrations.sklearn.presets import PRESETS, Clock, Recipe, chosen, recipe_of
+from shoal.integrations.sklearn.presets import PRESETS_FOR_NUMBERS, Clock, Recipe, chosen, recipe_of
 from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
 
 FEW = {"epochs": 3, "members": 4, "hidden": (8,), "random_state": 0}
@@ -21,7 +21,9 @@ def line(n=120, seed=0):
 
 
 def test_parameters_replace_what_a_preset_says():
-    assert recipe_of("fast", {"members": 7, "epochs": None}) == replace(PRESETS["fast"], members=7)
+    fast = PRESETS_FOR_NUMBERS["fast"]
+    given = {"members": 7, "epochs": None}
+    assert recipe_of(PRESETS_FOR_NUMBERS, "fast", given) == replace(fast, members=7)
     with pytest.raises(ConfigError, match="preset must be one of .*, not 'quick'"):
         EnsembleRegressor(preset="quick").fit(*line())
 
@@ -40,7 +42,7 @@ def test_the_search_halves_the_candidates_by_their_scores():
 
 
 @pytest.mark.parametrize(
-    ("limit", "epochs", "members"), [(1000, 100, 16), (50, 42, 16), (10, 20, 4), (0.1, 20, 2)]
+    ("limit", "epochs", "members"), [(1000, 400, 16), (50, 42, 16), (10, 20, 4), (0.1, 20, 2)]
 )
 def test_a_time_limit_takes_epochs_then_members(monkeypatch, limit, epochs, members):
     now = [0.0]
@@ -99,11 +101,11 @@ def test_without_folds_there_are_no_out_of_fold_predictions(change):
 
 
 def test_few_points_have_no_folds_and_all_of_them_train():
-    X, y = line(60)
+    X, y = line(30)
     model = EnsembleRegressor(**FEW).fit(X, y)
-    assert model.oof_score_ is None and model.run_.provenance["data"]["points"] == 60
+    assert model.oof_score_ is None and model.run_.provenance["data"]["points"] == 30
     folded = EnsembleRegressor(**FEW, folds=4).fit(X, y)
-    assert folded.run_.config["folds"] == 4 and folded.oof_predictive_.members.shape[1] == 60
+    assert folded.run_.config["folds"] == 4 and folded.oof_predictive_.members.shape[1] == 30
     with pytest.raises(ConfigError, match="folds must be a number"):
         EnsembleRegressor(folds="many").fit(X, y)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import (
@@ -21,6 +21,7 @@ from shoal.data.batches.arrays import first_gap
 from shoal.data.batches.batch import check_same_rows
 from shoal.inference.likelihoods import Bernoulli, Categorical, Likelihood
 from shoal.integrations.sklearn.estimator import EnsembleEstimator, Network
+from shoal.integrations.sklearn.presets import PRESETS_FOR_CLASSES, Recipe
 from shoal.prediction.predictive import Predictive
 
 __all__ = ["EnsembleClassifier"]
@@ -42,22 +43,23 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         method: a name from `shoal list methods`, or a `shoal.Repulsion`.
         strength: factor of the repulsive force; None for the default of the method, "auto" to
             choose it on held-out data.
-        epochs: number of passes over the data.
+        epochs: most passes over the data.
         batch_size: data points per batch; "auto" for a sixteenth of them, from 16 to 256.
         batches: "common" for batches that all members share; "own" for networks that are trained as
             if alone, each on its own order of the data points. With folds they are own batches.
-        learning_rate: first learning rate of Adam; it falls to 0 along a cosine.
+        learning_rate: learning rate of Adam.
         prior_std: standard deviation of the Gaussian prior of the weights; smaller values give
             smoother functions.
         folds: parts of the data of which each member holds out one, so that every training point
-            has a prediction by members that did not see it. "auto" for 8, where there are 100
+            has a prediction by members that did not see it. "auto" for 8, where there are 40
             data points, 10 of every class, and a method that can have folds; None for no folds.
         calibrate: scale the noise, or the logits, by the out-of-fold predictions.
         early_stopping: keep the members of the best epoch on held-out data: their folds, or
-            without folds a part of the training data. "auto" does so without folds, for 100 data
-            points or more, if every class has at least 10.
+            without folds a part of the training data. "auto" does so for 40 data points or more,
+            if every class has at least 10.
         validation_fraction: share of the training data to hold out, without folds.
-        n_iter_no_change: epochs without improvement before training stops, with early stopping.
+        n_iter_no_change: epochs without improvement before training stops, with early stopping;
+            with folds, epochs in which no member has improved.
         network: networks of your own: a function of (input_shape, outputs), or an object with such
             a method `build`, as in `shoal.models`. None for a perceptron.
         preprocess: "auto" standardises numbers and dates, fills gaps and encodes categories. A
@@ -84,6 +86,8 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         n_features_in_, feature_names_in_: number and names of the columns.
     """
 
+    presets: ClassVar[Mapping[str, Recipe]] = PRESETS_FOR_CLASSES
+
     def __init__(
         self,
         *,
@@ -103,7 +107,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         calibrate: bool = True,
         early_stopping: bool | str = "auto",
         validation_fraction: float = 0.1,
-        n_iter_no_change: int | None = 10,
+        n_iter_no_change: int | None = None,
         class_weight: Mapping[Any, float] | str | None = None,
         network: Network | None = None,
         preprocess: Any = "auto",

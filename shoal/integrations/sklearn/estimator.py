@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.data.batches.batch import check_same_rows
 from shoal.data.batches.sources import as_split
 from shoal.data.dataset import Dataset, Split
+from shoal.evaluation.calibrate import calibrate
 from shoal.evaluation.columns import Importances, PartialDependence
 from shoal.evaluation.evaluate import evaluate
 from shoal.evaluation.out_of_fold import out_of_fold
@@ -67,9 +68,12 @@ __all__ = ["EnsembleEstimator", "Network"]
 Network = Callable[[tuple[int, ...], int], nn.Module] | Architecture
 """Makes a network for inputs of a shape and a number of outputs, or has a method that does."""
 
-ENOUGH_POINTS, ENOUGH_OF_A_CLASS = 100, 10
+ENOUGH_POINTS, ENOUGH_OF_A_CLASS = 40, 10
 """Data points, and data points of each class, from which early_stopping="auto" holds out some."""
 
+
+UNWATCHED = 100
+"""Most epochs where no held-out data end the training."""
 
 _ONE_FIT = threading.RLock()
 """Threads of joblib train in turn: torch's random generators belong to the whole process."""
@@ -316,6 +320,9 @@ class EnsembleEstimator(BaseEstimator):
         known = Split(test.x[:0], test.y[:0]) if train is None else self._split(*train)
         return Dataset(OWN_DATA, known, test, classes=self._class_names())
 
+    presets: ClassVar[Mapping[str, Recipe]]
+    """What each preset says."""
+
     @abstractmethod
     def _checked_targets(self, y: Any) -> np.ndarray:
         """Refuse unsuitable targets."""
@@ -400,8 +407,8 @@ class EnsembleEstimator(BaseEstimator):
             )
         hidden = None if self.hidden is None else tuple(self.hidden)
         names = ("members", "dropout", "numbers", "epochs", "learning_rate", "prior_std")
-        given = {name: getattr(self, name) for name in names} | {"hidden": hidden}
-        recipe = recipe_of(self.preset, given)
+        given = {name: getattr(self, name) for name in (*names, "n_iter_no_change")}
+        recipe = recipe_of(self.presets, self.preset, given | {"hidden": hidden})
         if self.network is not None:
             recipe = replace(recipe, candidates={})
         return recipe
@@ -432,6 +439,8 @@ class EnsembleEstimator(BaseEstimator):
         """Choose the recipe, train it, and calibrate it by its out-of-fold predictions."""
         recipe, clock = self._recipe(), Clock(self.time_limit)
         recipe = replace(recipe, folds=self._fold_count(recipe, points))
+        if self.epochs is None and not recipe.folds and not self._stops_early(points.y):
+            recipe = replace(recipe, epochs=UNWATCHED)
 
         def pilot(small: Recipe, watch: Callable[..., None]) -> None:
             self._trained(small, points, seed, watch)
@@ -464,7 +473,7 @@ class EnsembleEstimator(BaseEstimator):
         held_out: dict[str, Any] = {"folds": recipe.folds or None}
         others, stops_early = None, self._stops_early(points.y)
         if recipe.folds:
-            held_out["keep"] = "best" if stops_early else "last"
+            held_out["keep"] = "last"
         elif stops_early:
             points, others = self._divided(points, seed)
         preprocessing, x = self._fitted_preprocessing(recipe, points)
@@ -472,9 +481,12 @@ class EnsembleEstimator(BaseEstimator):
             weight = () if others.weight is None else (others.weight,)
             validation = (_prepared(preprocessing, others.X), others.y, *weight)
             held_out |= {"validation": validation, "keep": "best"}
-        if stops_early and self.n_iter_no_change is not None:
-            held_out["patience"] = self.n_iter_no_change
+        if stops_early and recipe.n_iter_no_change is not None:
+            held_out["patience"] = recipe.n_iter_no_change
         likelihood = self._likelihood(points.y)
+        if recipe.folds and stops_early:
+            ranked = {"ranked", "gaussian"} & {*likelihood.about.kinds}
+            held_out["keep"] = "crps" if ranked else "best"
         outputs = likelihood.width_for(
             as_split((x, points.y)).y, len(getattr(self, "classes_", ()))
         )
@@ -488,8 +500,11 @@ class EnsembleEstimator(BaseEstimator):
         data = Dataset(OWN_DATA, split, classes=classes, columns=names, spec=source, notes=notes)
         build = self._build(recipe, preprocessing, x.shape[1:], outputs)
         run = fit(Ensemble.init(build, recipe.members, seed), data, **options)
-        oof = out_of_fold(run) if options["folds"] else None
-        return _Trained(preprocessing, run, oof, others)
+        if not options["folds"]:
+            return _Trained(preprocessing, run, None, others)
+        if self.calibrate and type(likelihood).calibrated is not Likelihood.calibrated:
+            run = calibrate(run)
+        return _Trained(preprocessing, run, out_of_fold(run), others)
 
     def _changed(self) -> dict[str, str]:
         """The parameters that differ from their defaults, as they are typed."""
@@ -542,7 +557,6 @@ class EnsembleEstimator(BaseEstimator):
             "batch_size": batch,
             "batches": self.batches,
             "lr": recipe.learning_rate,
-            "schedule": "cosine",
             "prior": Gaussian(recipe.prior_std),
             "sample_weight": points.weight,
             "seed": seed,

@@ -9,7 +9,15 @@ from typing import Any
 from shoal.core.errors import ConfigError
 from shoal.training.loop.callbacks import EpochEnd
 
-__all__ = ["PRESETS", "Clock", "Recipe", "batch_for", "chosen", "recipe_of"]
+__all__ = [
+    "PRESETS_FOR_CLASSES",
+    "PRESETS_FOR_NUMBERS",
+    "Clock",
+    "Recipe",
+    "batch_for",
+    "chosen",
+    "recipe_of",
+]
 
 
 @dataclass(frozen=True)
@@ -22,8 +30,9 @@ class Recipe:
         hidden: widths of the hidden layers.
         dropout: dropout probability of hidden units.
         numbers: encoding of numbers.
-        epochs: passes over the data.
-        learning_rate: learning rate of Adam; it falls to 0 along a cosine.
+        epochs: most passes over the data.
+        n_iter_no_change: epochs in which no member has improved, after which training ends.
+        learning_rate: learning rate of Adam.
         prior_std: standard deviation of the Gaussian prior of the weights.
         candidates: changes of these settings that compete on out-of-fold data.
     """
@@ -31,48 +40,54 @@ class Recipe:
     members: int = 16
     folds: int = 8
     hidden: tuple[int, ...] = (128, 128)
-    dropout: float = 0.1
+    dropout: float = 0.0
     numbers: str = "piecewise"
-    epochs: int = 100
+    epochs: int = 400
+    n_iter_no_change: int | None = 20
     learning_rate: float = 3e-3
     prior_std: float = 1.0
     candidates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-PRESETS = {
-    "fast": Recipe(members=4, folds=4, hidden=(64, 64), epochs=40),
-    "default": Recipe(),
-    "best": Recipe(
-        members=32,
-        epochs=200,
-        candidates={
-            "periodic numbers": {"numbers": "periodic"},
-            "wide layers": {"hidden": (256, 256)},
-            "more dropout": {"dropout": 0.25},
-        },
-    ),
+_CANDIDATES = {
+    "periodic numbers": {"numbers": "periodic"},
+    "wide layers": {"hidden": (256, 256)},
+    "more dropout": {"dropout": 0.25},
 }
+_FAST = Recipe(4, 4, hidden=(64, 64), epochs=100, n_iter_no_change=8, learning_rate=5e-3)
+
+PRESETS_FOR_NUMBERS = {
+    "fast": _FAST,
+    "default": Recipe(),
+    "best": Recipe(members=32, n_iter_no_change=40, candidates=_CANDIDATES),
+}
+PRESETS_FOR_CLASSES = {
+    name: replace(recipe, dropout=0.1) for name, recipe in PRESETS_FOR_NUMBERS.items()
+}
+"""Chosen on the development half of the suite of tables; see docs/results/tables."""
 
 
-def recipe_of(preset: Any, given: Mapping[str, Any]) -> Recipe:
+def recipe_of(presets: Mapping[str, Recipe], name: Any, given: Mapping[str, Any]) -> Recipe:
     """The settings of a preset, and those parameters that are not None."""
-    if preset not in PRESETS:
-        raise ConfigError(f"preset must be one of {tuple(PRESETS)}, not {preset!r}")
-    return replace(PRESETS[preset], **{k: v for k, v in given.items() if v is not None})
+    if not isinstance(name, str) or name not in presets:
+        raise ConfigError(f"preset must be one of {tuple(presets)}, not {name!r}")
+    return replace(presets[name], **{k: v for k, v in given.items() if v is not None})
 
 
-SMALLEST_BATCH, LARGEST_BATCH, STEPS = 16, 256, 16
-"""Bounds of a batch, and steps of an epoch between these bounds."""
+SMALLEST_BATCH, LARGEST_BATCH, STEPS, MOST_STEPS = 16, 256, 16, 200
+"""Bounds of a batch, steps of an epoch between them, and most steps of an epoch."""
 
 
 def batch_for(n: int) -> int:
     """Data points per batch: the power of two nearest to n / 16, from 16 to 256.
 
-    >>> batch_for(100), batch_for(1000), batch_for(100_000)
-    (16, 64, 256)
+    From 51,200 points on, batches grow so that an epoch has about 200 steps.
+
+    >>> batch_for(100), batch_for(1000), batch_for(10_000), batch_for(100_000)
+    (16, 64, 256, 512)
     """
-    nearest = 2 ** round(math.log2(max(n, 1) / STEPS)) if n > STEPS else 1
-    return min(n, max(SMALLEST_BATCH, min(LARGEST_BATCH, nearest)))
+    size = min(max(n / STEPS, SMALLEST_BATCH), LARGEST_BATCH)
+    return min(n, 2 ** round(math.log2(max(size, n / MOST_STEPS))))
 
 
 FEWEST_EPOCHS = 20
