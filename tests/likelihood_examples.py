@@ -55,7 +55,9 @@ def every_target(likelihood: Likelihood, outputs: Tensor) -> tuple[Tensor, Tenso
         return torch.arange(count), torch.ones(count)
     mean, variance = (moment.squeeze() for moment in likelihood.moments(outputs.unsqueeze(0)))
     u = torch.linspace(-25, 25, 20_001)
-    return mean + variance.sqrt() * u.sinh(), variance.sqrt() * u.cosh() * (u[1] - u[0])
+    y, measure = mean + variance.sqrt() * u.sinh(), variance.sqrt() * u.cosh() * (u[1] - u[0])
+    possible = y > 0 if isinstance(likelihood, LogNormal) else y == y
+    return y[possible], measure[possible]
 
 
 def masses(likelihood: Likelihood, outputs: Tensor) -> tuple[Tensor, Tensor]:

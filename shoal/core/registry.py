@@ -180,7 +180,7 @@ def unstored_field(default: Any = None) -> Any:
     return dataclasses.field(default=default, repr=False, compare=False, metadata=metadata)
 
 
-def later_field(default: Any, **how: Any) -> Any:
+def later_field(default: Any) -> Any:
     """A dataclass field that came later: a spec omits its default, so that older specs are equal.
 
     >>> shapes = Registry("shape")
@@ -191,7 +191,7 @@ def later_field(default: Any, **how: Any) -> Any:
     >>> shapes.spec(Square()), shapes.spec(Square(0.5))
     ({'name': 'square'}, {'name': 'square', 'angle': 0.5})
     """
-    return dataclasses.field(default=default, metadata={"later": True}, **how)
+    return dataclasses.field(default=default, metadata={"later": True})
 
 
 def _is_left_out(field: dataclasses.Field, instance: object) -> bool:

@@ -12,7 +12,7 @@ from shoal.evaluation.data_arguments import Labelled
 from shoal.evaluation.evaluate import SCORES
 from shoal.evaluation.out_of_fold import fold_predictions
 from shoal.prediction import predict
-from shoal.prediction.decisions.scaling import calibrated
+from shoal.prediction.decisions.scaling import Shape, calibrated
 from shoal.prediction.predictive import Predictive
 from shoal.training.folder.calibration import calibration_note, write_calibration
 from shoal.training.folder.run import Run, opened
@@ -21,7 +21,11 @@ __all__ = ["calibrate"]
 
 
 def calibrate(
-    run: Run | str | os.PathLike[str], data: Labelled | None = None, *, batch_size: int = 1024
+    run: Run | str | os.PathLike[str],
+    data: Labelled | None = None,
+    *,
+    shape: Shape = "trained",
+    batch_size: int = 1024,
 ) -> Run:
     r"""The run with a likelihood that held-out points have calibrated; its members stay the same.
 
@@ -40,11 +44,13 @@ def calibrate(
         data: for a run with folds, its training data, if it cannot load its own. For a run without
             folds, held-out data: a pair (x, y), a `Split` or a loader. Test data are then no test
             any more.
+        shape: "auto" lets the held-out points also choose the shape of noise per input: Gaussian,
+            or Student's t with 10, 5 or 3 degrees of freedom if it is clearly better.
         batch_size: inputs per forward pass.
     """
     run = opened(run).trained
     pred, y, weight, apart = _held_out(run, data, batch_size)
-    likelihood = calibrated(pred, y, weight, apart=apart)
+    likelihood = calibrated(pred, y, weight, apart=apart, shape=shape)
     results = {name: kept for name, kept in run.results.items() if name != "evaluation"}
     if run.folder is not None:
         write_calibration(run.folder, likelihood)

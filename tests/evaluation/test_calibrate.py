@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from likelihood_examples import DEFAULTS, drawn, targets, width
+from scipy import stats
 from small_runs import assert_one_sentence, plain, quick
 
 import shoal
@@ -113,13 +114,42 @@ def test_a_calibrated_likelihood_is_one_of_scaled_noise_or_logits(likelihood):
     assert not known.initialised_from(y.double() if y.is_floating_point() else y).calibration
 
 
+@pytest.mark.parametrize("df", [None, 3.0])
+def test_the_shape_of_the_noise_is_chosen_by_the_errors(df):
+    n, random = 3000, torch.Generator().manual_seed(3)
+    level = (torch.randperm(n, generator=random).double() + 0.5) / n
+    y = stats.norm.ppf(level) if df is None else stats.t.ppf(level, df)
+    pred = shoal.Predictive(torch.zeros(1, n, 2).double(), likelihoods.HeteroscedasticGaussian())
+    found = calibrated(pred, y, shape="auto")
+    scale = math.sqrt(math.log(2) + 1e-6)  # softplus(0) + 1e-6
+    kind = likelihoods.HeteroscedasticGaussian if df is None else likelihoods.StudentT
+    assert type(found) is kind and getattr(found, "df", None) == df
+    assert float(found.learned.noise_factor) == pytest.approx(1 / scale, rel=0.01)
+    assert type(calibrated(pred, y)) is likelihoods.HeteroscedasticGaussian
+
+
+def test_targets_say_what_they_may_be():
+    random = torch.Generator().manual_seed(0)
+    normal = torch.randn(500, generator=random)
+    counts = torch.poisson(torch.full((500,), 2.0), generator=random)
+    assert likelihoods.suggested(counts).name == "negative-binomial"
+    assert likelihoods.suggested((1.5 * normal).exp().numpy()).name == "lognormal"
+    both = torch.stack([normal.exp(), (normal.exp() + 1e-3)], 1)
+    assert "lognormal" in likelihoods.suggested(both).sentence
+    ratings = torch.randint(1, 6, (500,), generator=random).float()
+    codes = torch.randint(0, 8, (500,), generator=random).float()
+    others = [normal, 20 + normal, ratings, codes, counts + 0.5 * normal, torch.ones(9), both - 1]
+    for y in (*others, torch.tensor([1.0, math.nan])):
+        assert likelihoods.suggested(y) is None
+
+
 # Runs
 
 
-def regression(y=lambda y: y, **options):
+def regression(y=lambda y: y, n=48, **options):
     """A run of four members with noise per input, and its data."""
-    x = drawn(48, 3)
-    y = y(20 + 5 * (x.sum(1) + 0.5 * drawn(48, seed=2)))
+    x = drawn(n, 3)
+    y = y(20 + 5 * (x.sum(1) + 0.5 * drawn(n, seed=2)))
     ensemble = shoal.Ensemble.init(Blueprint(MLP((8,)), (3,), 2), 4)
     how = {"method": "ensemble", "likelihood": "heteroscedastic"} | options
     return quick(ensemble, (x, y), **how), x, y
@@ -147,6 +177,19 @@ def test_a_run_with_folds_is_calibrated_by_its_out_of_fold_predictions(tmp_path)
     assert loaded.trained.likelihood == before
     grown = shoal.grow(loaded, 2, data=(x, y), epochs=1, progress=False)
     assert not grown.likelihood.calibration
+
+
+def test_a_run_may_change_the_shape_of_its_noise(tmp_path):
+    tails = lambda y: 20 + (y - 20).pow(3)  # noqa: E731
+    run, x, y = regression(y=tails, out=tmp_path / "run", n=300, batch_size=100)
+    done = shoal.calibrate(run, (x, y), shape="auto")
+    assert isinstance(done.likelihood, likelihoods.StudentT)
+    loaded = shoal.load(tmp_path / "run")
+    assert loaded.likelihood == done.likelihood and loaded.trained.likelihood == run.likelihood
+    assert shoal.evaluate(shoal.predict(loaded, x), y)["crps"] > 0
+    with pytest.raises(ConfigError) as caught:
+        shoal.calibrate(quick(folds=3, method="ensemble"), shape="auto")
+    assert_one_sentence(caught.value, "noise per input")
 
 
 def test_members_that_train_on_lose_their_calibration(tmp_path):

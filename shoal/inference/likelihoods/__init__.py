@@ -1,7 +1,8 @@
 """Likelihoods: the distribution of the targets, given the outputs of a member."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
@@ -37,11 +38,13 @@ __all__ = [
     "Ordinal",
     "Poisson",
     "StudentT",
+    "Suggestion",
     "Task",
     "as_columns",
     "default_for",
     "known_likelihood",
     "registry",
+    "suggested",
     "task_of",
 ]
 
@@ -55,6 +58,60 @@ def known_likelihood(name: str, value: Any) -> Likelihood:
         f"{name} must be a likelihood, such as 'categorical' or shoal.likelihoods.Gaussian(), "
         f"not {describe_value(value)}"
     )
+
+
+class Suggestion(NamedTuple):
+    """A likelihood that targets call for.
+
+    Attributes:
+        name: its name, as `fit(likelihood=...)` takes it.
+        sentence: what the targets are, and what to type.
+    """
+
+    name: str
+    sentence: str
+
+
+def suggested(y: Any) -> Suggestion | None:
+    """What real targets look like, if another likelihood than a Gaussian may fit them better.
+
+    Counts are whole numbers from 0 on with at least five values and a tail to the right, which
+    codes of classes and ratings hardly have. Positive targets are skewed if the skewness of y is
+    above 1, and at least twice that of log y. All columns must agree.
+
+    Args:
+        y: targets [N] or [N, K].
+
+    >>> suggested(torch.arange(1, 50).exp2()).name
+    'lognormal'
+    """
+    values = torch.as_tensor(y).detach().double().cpu()
+    columns = values.reshape(len(values), -1).T
+    if not len(values) or not bool(values.isfinite().all()):
+        return None
+    if all(_are_counts(column) for column in columns):
+        name = "negative-binomial"
+        return Suggestion(name, f"y holds counts 0, 1, 2, ...; try likelihood='{name}'")
+    if all(_are_skewed(column) for column in columns):
+        name = "lognormal"
+        return Suggestion(name, f"y is positive and skewed; try likelihood='{name}'")
+    return None
+
+
+def _are_counts(y: Tensor) -> bool:
+    whole = bool((y == y.round()).all()) and float(y.min()) == 0
+    return whole and len(y.unique()) >= 5 and _skewness(y) > 0.5
+
+
+def _are_skewed(y: Tensor) -> bool:
+    return bool((y > 0).all()) and _skewness(y) > max(1.0, 2 * abs(_skewness(y.log())))
+
+
+def _skewness(y: Tensor) -> float:
+    """The third moment of standardised values; 0 if all are the same."""
+    deviation = y - y.mean()
+    scale = deviation.square().mean().sqrt()
+    return float((deviation / scale).pow(3).mean()) if scale > 0 else 0.0
 
 
 IGNORED = -100

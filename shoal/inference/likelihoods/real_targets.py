@@ -6,7 +6,7 @@ Targets may have any unit; noise is known, learned, or learned per input.
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
@@ -411,7 +411,8 @@ class NoisePerInput(Standardising):
         damping: the exponent d, from 0 (the log density) to 1.
     """
 
-    damping: float = later_field(0.0, kw_only=True)
+    _: KW_ONLY
+    damping: float = later_field(0.0)
 
     def __post_init__(self) -> None:
         if not 0 <= self.damping <= 1:
@@ -485,9 +486,7 @@ class StudentT(NoisePerInput):
 
     def _standard_cdf(self, outputs: Tensor, z: Tensor) -> Tensor:
         location, square = self._located(outputs)
-        t = (z - location) / square.sqrt()
-        parts = [student_cdf(part, self.df) for part in t.flatten().split(_AT_ONCE)]
-        return torch.cat(parts).view_as(t)
+        return student_cdf((z - location) / square.sqrt(), self.df)
 
     def _standard_distance(self, outputs: Tensor, z: Tensor) -> Tensor:
         df, (location, square) = self.df, self._located(outputs)
@@ -500,10 +499,6 @@ class StudentT(NoisePerInput):
         df = self.df
         logs = _log_beta(0.5, df - 0.5) - 2 * _log_beta(0.5, df / 2)
         return self._located(outputs)[1].sqrt() * (4 * math.sqrt(df) / (df - 1) * math.exp(logs))
-
-
-_AT_ONCE = 1 << 18
-"""Numbers whose distribution function is computed at a time: each needs 32 nodes."""
 
 
 def _log_beta(a: float, b: float) -> float:

@@ -8,9 +8,9 @@ file computes the quantities of `Predictive` in a graph of torch operations:
 | --- | --- |
 | `Categorical`, `Ordinal` | `probs`, `entropy`, `aleatoric`, `mutual_information`, `disagreement` |
 | `Bernoulli` | the same, and `mean`: the probability of 1 in each column |
-| `Gaussian`, `HomoscedasticGaussian`, `HeteroscedasticGaussian`, `MixtureDensity` | `mean`, |
-| | `stddev`, `entropy`, `aleatoric`, `mutual_information`, `disagreement`, quantiles if asked |
-| `StudentT`, `Poisson`, `NegativeBinomial` | the same without quantiles |
+| likelihoods of real targets | `mean`, `stddev`, `entropy`, `aleatoric`, |
+| | `mutual_information`, `disagreement`, quantiles if asked |
+| `Poisson`, `NegativeBinomial` | the same without quantiles |
 | `Custom` | `mean`, `disagreement` |
 """
 
@@ -104,7 +104,7 @@ def export(
         weights: weights of the members, as of `predict`.
         data: data for named weights, as of `predict`.
         members: add the outputs of every member, `members` [M, B, C].
-        quantiles: levels, such as (0.05, 0.95), for likelihoods made of Gaussians.
+        quantiles: levels, such as (0.05, 0.95), for likelihoods of real targets.
         merge: multiply adapters into their layers; the file then holds a network per member.
         precision: "float16" or "int8" for smaller ONNX files; the difference is measured.
         compile: write a .pt2 package of compiled code for this kind of machine (AOTInductor).

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from shoal.core.errors import ConfigError
 from shoal.core.structure import Structured
 from shoal.engine.members.network_call import arguments
-from shoal.inference.likelihoods import Likelihood, MixtureDensity
+from shoal.inference.likelihoods import Likelihood, LogNormal, MixtureDensity, StudentT
+from shoal.inference.likelihoods.incomplete_beta import student_quadrature
 from shoal.inference.unrolled import UnrolledEnsemble
 from shoal.prediction.mixture import deviation
 from shoal.prediction.predictive import Predictive
@@ -71,17 +73,35 @@ def output_names(
 
 
 def has_quantiles(likelihood: Likelihood) -> bool:
-    """Whether the distribution function is made of normal ones, which every format computes."""
-    return "gaussian" in likelihood.about.kinds or isinstance(likelihood, MixtureDensity)
+    """Whether the distribution function is made of operations that every format computes."""
+    known = MixtureDensity | StudentT | LogNormal
+    return "gaussian" in likelihood.about.kinds or isinstance(likelihood, known)
 
 
-def _normals(likelihood: Likelihood, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights, means and standard deviations of each member's normals, each [M, ..., K, J]."""
+class _Parts(NamedTuple):
+    """The distributions of each member: weights, locations and scales, each [M, ..., K, J].
+
+    Quantiles are those of the variable that has this location and scale: of log y for `logs`.
+    """
+
+    weights: Tensor
+    locations: Tensor
+    scales: Tensor
+    df: float | None = None
+    logs: bool = False
+
+
+def _parts(likelihood: Likelihood, outputs: Tensor) -> _Parts:
     if isinstance(likelihood, MixtureDensity):
         weights, means, variances = likelihood.normal_components(outputs)
-        return weights, means, variances.sqrt()
-    mean, variance = (moment.unsqueeze(-1) for moment in likelihood.moments(outputs))
-    return torch.ones_like(mean), mean, variance.sqrt()
+        return _Parts(weights, means, variances.sqrt())
+    df = getattr(likelihood, "df", None)
+    logs = isinstance(likelihood, LogNormal)
+    moments = likelihood.log_moments if isinstance(likelihood, LogNormal) else likelihood.moments
+    mean, square = moments(outputs)
+    square = square if df is None else square * ((df - 2) / df)
+    location, scale = mean.unsqueeze(-1), square.sqrt().unsqueeze(-1)
+    return _Parts(torch.ones_like(location), location, scale, df, logs)
 
 
 def _normal_cdf(z: Tensor) -> Tensor:
@@ -152,18 +172,24 @@ class TracedPrediction(Predictive):
 
     def _quantiles(self, levels: Tensor) -> Tensor:
         """As `mixture.bisected_quantile` for all levels [L], in few wide steps, [..., K, L]."""
-        normals = _normals(self.likelihood, self.members)
-        weights, means, stddevs = (t[..., None, None] for t in normals)
-        reach = self.stddev.unsqueeze(-1) / (torch.minimum(levels, 1 - levels) / 2).sqrt()
-        low, width = self.mean.unsqueeze(-1) - reach, 2 * reach
+        parts = _parts(self.likelihood, self.members)
+        weights, means, scales = (t[..., None, None] for t in parts[:3])
+        middle, stddev = self.mean, self.stddev
+        if parts.logs:
+            mean, variance = parts.locations.squeeze(-1), parts.scales.squeeze(-1).square()
+            middle = self.average(mean)
+            stddev = self.average(variance + (mean - middle).square()).sqrt()
+        reach = stddev.unsqueeze(-1) / (torch.minimum(levels, 1 - levels) / 2).sqrt()
+        low, width = middle.unsqueeze(-1) - reach, 2 * reach
         inner = torch.arange(1, _PARTS, dtype=low.dtype) / _PARTS
         for _ in range(_ROUNDS):
             places = low.unsqueeze(-1) + width.unsqueeze(-1) * inner
-            z = (places.unsqueeze(-3) - means) / stddevs
-            below = self.average((weights * _normal_cdf(z)).sum(-3)) < levels.unsqueeze(-1)
+            z = (places.unsqueeze(-3) - means) / scales
+            each = _normal_cdf(z) if parts.df is None else student_quadrature(z, parts.df)
+            below = self.average((weights * each).sum(-3)) < levels.unsqueeze(-1)
             width = width / _PARTS
             low = low + width * below.sum(-1)
-        return low + width
+        return (low + width).exp() if parts.logs else low + width
 
 
 class ExportedModule(nn.Module):

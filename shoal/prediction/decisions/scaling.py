@@ -10,7 +10,12 @@ from torch import Tensor
 
 from shoal.core.arguments import checked, one_of, positive
 from shoal.core.errors import ConfigError
-from shoal.inference.likelihoods import Categorical, Likelihood
+from shoal.inference.likelihoods import (
+    Categorical,
+    HeteroscedasticGaussian,
+    Likelihood,
+    StudentT,
+)
 from shoal.prediction.decisions.binomial import class_probs
 from shoal.prediction.metrics import point_weights
 from shoal.prediction.metrics.metric import average, weighing
@@ -100,12 +105,26 @@ def _scaled(pred: Predictive, value: float) -> Predictive:
 LEVEL = 0.9
 """Probability of the central interval by which the noise is calibrated."""
 
-_HALVINGS = 40
+_HALVINGS = 22
 
 
-@checked(pred=prediction, apart=positive)
+Shape = Literal["trained", "auto"]
+
+SHAPES = (10.0, 5.0, 3.0)
+"""Degrees of freedom of Student's t that are compared with a Gaussian."""
+
+_MARGIN = 0.01
+"""Nats per data point that another shape must gain, beside two standard errors."""
+
+
+@checked(pred=prediction, apart=positive, shape=one_of("trained", "auto"))
 def calibrated(
-    pred: Predictive, y: ArrayLike, weight: ArrayLike | None = None, *, apart: float = 1.0
+    pred: Predictive,
+    y: ArrayLike,
+    weight: ArrayLike | None = None,
+    *,
+    apart: float = 1.0,
+    shape: Shape = "trained",
 ) -> Likelihood:
     r"""The likelihood of a prediction, with the one number that fits held-out data best.
 
@@ -128,6 +147,9 @@ def calibrated(
         y: the targets [B] or [B, K].
         weight: weight of each data point [B]; None if all count 1.
         apart: factor of the members' distances from their mean, while the number is found.
+        shape: "auto" also chooses the shape of the noise per input: Gaussian, or Student's t with
+            10, 5 or 3 degrees of freedom, each with its own factor. Student's t of the smallest NLL
+            is taken if it gains 0.01 nats per point and two standard errors.
     """
     likelihood = pred.likelihood.uncalibrated
     targets = pred.check(y)
@@ -135,8 +157,40 @@ def calibrated(
     points, targets = replace(pred, likelihood=likelihood).points(targets)
     outputs = likelihood.moved_apart(points.members.double(), apart)
     points = replace(points, members=outputs)
+    if shape == "auto":
+        return _shaped(points, targets, shares)
     if not likelihood.about.has_classes:
         return likelihood.calibrated(_noise_factor(points, targets, shares))
+    return _tempered(points, targets, shares)
+
+
+def _shaped(pred: Predictive, y: Tensor, shares: Tensor | None) -> Likelihood:
+    """The calibrated likelihood of the best shape; a Gaussian unless one is clearly better."""
+    known = pred.likelihood
+    if not isinstance(known, HeteroscedasticGaussian | StudentT):
+        raise ConfigError(
+            f'shape="auto" is for noise per input, not for {known}; '
+            f"train with likelihood='heteroscedastic'"
+        )
+    kinds = [HeteroscedasticGaussian(damping=known.damping)]
+    kinds += [StudentT(df, damping=known.damping) for df in SHAPES]
+    found = []
+    for kind in kinds:
+        each = replace(pred, likelihood=kind.restored(known.state))
+        fitted = each.likelihood.calibrated(_noise_factor(each, y, shares))
+        found.append((fitted, replace(each, likelihood=fitted).log_prob(y).double()))
+    (plain, before), *others = found
+    with weighing(shares):
+        best, after = max(others, key=lambda pair: average(pair[1]))
+        gain = after - before
+        mean = average(gain)
+        error = math.sqrt(average((gain - mean).square()) / len(gain))
+    return best if mean > _MARGIN + 2 * error else plain
+
+
+def _tempered(points: Predictive, targets: Tensor, shares: Tensor | None) -> Likelihood:
+    """The likelihood of labels at the best temperature."""
+    likelihood = points.likelihood
     n = len(points) if shares is None else float(shares.sum())
 
     def loss(log_t: float) -> float:

@@ -58,10 +58,4 @@ def read_calibration(folder: Path, step: int | None = None) -> Likelihood | None
 
 def calibration_note(likelihood: Likelihood) -> str:
     """One sentence about the numbers of a calibration."""
-    values = {
-        name: ", ".join(f"{value:.3g}" for value in numbers)
-        for name, numbers in likelihood.calibration.items()
-    }
-    if "temperature" in values:
-        return f"The probabilities are calibrated at temperature {values['temperature']}."
-    return f"The noise is calibrated: its scale is {values['noise_factor']} times that of training."
+    return f"Predictions are calibrated on held-out points: {likelihood}."
