@@ -138,6 +138,16 @@ def test_an_arm_of_shoal_takes_settings_and_has_all_scores(folder):
     assert all(np.isfinite(value) for value in found.values())
 
 
+def test_sets_of_classes_have_a_coverage_and_a_mean_size():
+    table = SimpleNamespace(x_test=None, y_test=np.array([0, 1, 1]))
+    model = SimpleNamespace(predict_proba=lambda x: np.full((3, 2), 0.5))
+    assert "coverage" not in models.shoal_classes(model, table)
+    model.conformal = True
+    model.predict_set = lambda x, level: np.array([[1, 0], [1, 1], [1, 0]], bool)
+    found = models.shoal_classes(model, table)
+    assert found["coverage"] == pytest.approx(2 / 3) and found["width"] == pytest.approx(4 / 3)
+
+
 FITS = """
 import sys, time, numpy as np
 from pathlib import Path

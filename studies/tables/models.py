@@ -9,7 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from studies.tables.scores import Classes, Mixture, Quantiles
+from studies.tables.scores import (
+    Classes,
+    Mixture,
+    Quantiles,
+    class_scores,
+    interval_scores,
+    pinball_crps,
+)
 
 GP_POINTS = {"regression": 2000, "classification": 1000}
 QUANTILES = np.arange(1, 20) / 20
@@ -83,21 +90,25 @@ def shoal(table, run, name, **settings):
 
     kind = EnsembleClassifier if table.classes else EnsembleRegressor
     model = kind(random_state=run.seed, device=run.device, **settings).fit(table.x, table.y)
-
-    def predict():
-        if table.classes:
-            return {name: Classes(np.asarray(model.predict_proba(table.x_test), float))}
-        return {name: shoal_scores(model, table)}
-
-    return predict
+    scored = shoal_classes if table.classes else shoal_numbers
+    return lambda: {name: scored(model, table)}
 
 
-def shoal_scores(model, table):
+def shoal_classes(model, table):
+    """Scores of a classifier of Shoal; with `conformal=True`, also of its sets: their mean size."""
+    found = class_scores(np.asarray(model.predict_proba(table.x_test), float), table.y_test)
+    if not getattr(model, "conformal", False):
+        return found
+    inside = np.asarray(model.predict_set(table.x_test, level=0.9), bool)
+    right = inside[np.arange(len(inside)), table.y_test]
+    return found | {"coverage": float(right.mean()), "width": float(inside.sum(1).mean())}
+
+
+def shoal_numbers(model, table):
     """Scores of a regressor of Shoal, whatever its likelihood is."""
-    import shoal as library
-    from studies.tables.scores import interval_scores, pinball_crps
+    from shoal import evaluate
 
-    found = library.evaluate(model.predictive(table.x_test), table.y_test)
+    found = evaluate(model.predictive(table.x_test), table.y_test)
     kept = {name: found[name] for name in ("crps", "nll", "rmse") if name in found}
     if "crps" not in kept:  # no closed form
         levels = np.arange(1, 100) / 100

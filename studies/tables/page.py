@@ -203,7 +203,8 @@ def compared(raw, task, models, sets):
 
 def covered(raw, model, low, high, points, asked):
     """A line of the verdict on coverage; none without rows."""
-    sets = [n for n in raw.sets("regression") if int(raw.about[n]["rows"]) >= points]
+    every = [name for task in FIRST for name in raw.sets(task)]
+    sets = [name for name in every if int(raw.about[name]["rows"]) >= points]
     found = {name: raw.mean(name, model, "coverage") for name in sets}
     found = {name: value for name, value in found.items() if np.isfinite(value)}
     outside = [f"{name} {v:.3f}" for name, v in found.items() if not low <= v <= high]
