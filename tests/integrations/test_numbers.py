@@ -193,7 +193,7 @@ def test_periodic_members_encode_the_numbers_alone(tmp_path):
     assert model.run_.ensemble.builds[0].architecture.columns == 3
     loaded = shoal.load(tmp_path / "run")
     found = shoal.predict(loaded, model.dataset(X, y).test.x)
-    np.testing.assert_allclose(found.mean.flatten(), model.predict(X), atol=1e-9)
+    np.testing.assert_allclose(found.mean.flatten(), model.predict(X), atol=1e-5)
     texts = EnsembleRegressor(**FEW, numbers="periodic").fit(X[["city"]], y)
     assert type(texts.run_.ensemble.builds[0].architecture) is shoal.models.MLP
 

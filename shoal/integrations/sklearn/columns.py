@@ -79,6 +79,11 @@ def _codes(X: Any) -> np.ndarray:
         if kind != "categories":
             codes.append((_numbers if kind == "numbers" else _seconds)(column, name))
             continue
+        if any(isinstance(value, _NESTED) for value in column):
+            raise DataError(
+                f"column {name!r} holds lists or other collections; give one number, date or text "
+                f"per row, for example a column for each element"
+            )
         try:
             codes.append(factorize(column, sort=True)[0])
         except TypeError:  # values of several kinds have no order
@@ -112,9 +117,17 @@ def as_seconds(X: Any) -> np.ndarray:
     return np.stack([_seconds(X.iloc[:, i], X.columns[i]) for i in range(X.shape[1])], axis=1)
 
 
+_NESTED = (list, tuple, dict, set, np.ndarray)
 _DURATIONS = {"timedelta", "timedelta64"}
-_NUMBERS = {"integer", "floating", "mixed-integer-float", "boolean", "empty", *_DURATIONS}
-_DATES = {"date", "datetime", "datetime64"}
+_NUMBERS = {
+    "integer",
+    "floating",
+    "mixed-integer-float",
+    "decimal",
+    "boolean",
+    "empty",
+} | _DURATIONS
+_DATES = {"date", "datetime", "datetime64", "period"}
 
 
 def kind_of(column: Any) -> str:
@@ -144,12 +157,13 @@ def input_kind(column: Any, weight: np.ndarray | None = None) -> str:
     """
     if (kind := kind_of(column)) != "categories":
         return kind
-    places, values = require("pandas", extra="frames").factorize(column, use_na_sentinel=False)
+    pandas = require("pandas", extra="frames")
+    places, values = pandas.factorize(column, use_na_sentinel=False)
     if len(values) <= MANY_CATEGORIES:
         return kind
     points = np.bincount(places, None if weight is None else np.maximum(weight, 1.0))
-    known = np.array([value == value and value is not None for value in values.tolist()])
-    texts = [value for value in values[known].tolist() if isinstance(value, str)]
+    known = np.asarray(pandas.notna(values))
+    texts = [value for value in values.tolist() if isinstance(value, str)]
     words = np.mean([len(text.split()) for text in texts]) if texts else 0.0
     if words >= SEVERAL_WORDS and _repeated(points[known]) < FEW_REPEATED_TEXTS:
         return "words"
@@ -168,6 +182,8 @@ def _numbers(column: Any, name: object) -> np.ndarray:
     try:
         if kind in _DATES:
             raise TypeError("it holds dates")
+        if kind == "complex":
+            raise TypeError("it holds complex numbers")
         if kind in _DURATIONS:
             column = pandas.to_timedelta(column).dt.total_seconds()
         numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)
@@ -188,6 +204,8 @@ def _seconds(column: Any, name: object) -> np.ndarray:
             f"column {name!r} must hold dates, not {column.dtype}; type pandas.to_datetime(column)"
         )
     try:
+        if isinstance(column.dtype, pandas.PeriodDtype):
+            column = column.dt.to_timestamp()
         dates = pandas.to_datetime(column, utc=True).dt.tz_localize(None)
     except (TypeError, ValueError) as error:
         raise DataError(f"column {name!r} must hold dates, but {error}") from None

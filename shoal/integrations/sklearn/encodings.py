@@ -352,9 +352,10 @@ class PiecewiseLinear(TransformerMixin, BaseEstimator):
 
     def transform(self, X: np.ndarray) -> np.ndarray:
         """The columns, gaps included, then the bins of each column."""
-        column, left, width = self.bins
-        values = np.nan_to_num(X, nan=0.0)[:, column]
-        return np.hstack([X, np.clip((values - left) / width, 0.0, 1.0)])
+        parts = [X]
+        for values, edges in zip(np.nan_to_num(X, nan=0.0).T, self.edges_, strict=True):
+            parts.append(np.clip((values[:, None] - edges[:-1]) / np.diff(edges), 0.0, 1.0))
+        return np.hstack(parts)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """The columns' names, then those names with the number of the bin."""
