@@ -414,6 +414,7 @@ SLOW = {
     "test_without_temperature_or_strength_it_is_the_plain_ensemble",
     "test_wrappers_are_taken_off",
     "test_odd_arguments_are_accepted_or_refused_in_one_sentence",
+    "test_coverage_of_new_points_is_near_the_level",
     "test_the_promise_for_intervals_holds_with_ridge_regressions",
     "test_the_promise_for_sets_holds_with_nearest_means",
 }

@@ -9,7 +9,7 @@ from shoal.core.arguments import checked, share
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.dataset import Dataset
 from shoal.evaluation.data_arguments import Labelled
-from shoal.evaluation.out_of_fold import fold_predictions
+from shoal.evaluation.out_of_fold import FoldPredictions, fold_predictions
 from shoal.inference.likelihoods.real_targets import Standardising
 from shoal.prediction.decisions.cross_conformal import (
     CrossConformalIntervals,
@@ -19,7 +19,7 @@ from shoal.prediction.decisions.cross_conformal import (
 )
 from shoal.training.folder.run import Run, opened
 
-__all__ = ["cross_conformal"]
+__all__ = ["cross_conformal", "fitted_rule"]
 
 
 @checked(level=share)
@@ -57,7 +57,14 @@ def cross_conformal(
             "this run has frozen members, which may have learned from every point and push the "
             "others; train all members together: fit(..., folds=8)"
         )
-    pred, y, weight, folds, member_folds = fold_predictions(run, data, batch_size)
+    return fitted_rule(run, fold_predictions(run, data, batch_size), level, score)
+
+
+def fitted_rule(
+    run: Run, held_out: FoldPredictions, level: float, score: str | None = None
+) -> CrossConformalIntervals | CrossConformalSets:
+    """The rule of a run from its out-of-fold predictions, whose weights are repetitions."""
+    pred, y, weight, folds, member_folds = held_out
     if not isinstance(y, Tensor):
         raise DataError("cross_conformal needs targets in one array, and several came by name")
     classes = "classes" in run.likelihood.about.kinds

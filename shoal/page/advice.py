@@ -129,6 +129,19 @@ def decide(record: RunRecord, rule: str, result: str, **settings: float) -> str:
     return f"{first}{fitted}\n{result} = rule({new})"
 
 
+def _crossed(record: RunRecord) -> str | None:
+    """The lines that fit intervals to the folds of a run; None where that is not possible."""
+    how = interface(record)
+    if not record.config.get("folds") or record.config.get("frozen") or how == "command line":
+        return None
+    if how == "estimator":
+        again = refit(record, conformal=True)
+        return f"{again}\nlow, high = model.predict_interval(X_test, level=0.9)"
+    data = ", data=(x, y)" if has_own_data(record.config) and record.folder is not None else ""
+    fitted = f"rule = shoal.cross_conformal(run, 0.9{data})"
+    return f"{_loaded(record)}{fitted}\nlow, high = rule(shoal.predict(run, x_test))"
+
+
 def _loaded(record: RunRecord) -> str:
     """The line before, which loads a run from its folder."""
     if record.folder is None:
@@ -210,6 +223,8 @@ def for_intervals(record: RunRecord, verdict: Coverage) -> Advice:
             "The size of the noise varies: let it depend on the input.",
             refit(record, likelihood="heteroscedastic"),
         )
+    if (folds := _crossed(record)) is not None:
+        return Advice("Cross-conformal intervals, fitted to the folds, hold their level.", folds)
     return Advice(
         "Conformal intervals, fitted to validation data, hold their level.",
         decide(record, "conformal_intervals", "low, high", level=0.9),

@@ -226,3 +226,21 @@ def test_encodings_of_numbers_and_categories_are_inside_the_file(numbers, tmp_pa
     shop = next(each for each in about["inputs"] if each.get("column") == "shop")
     (size,) = model.run_.ensemble.builds[0].architecture.embeddings
     assert len(shop["categories"]) == size - 2 < 37  # without the gap and the rare ones
+
+
+def test_the_file_of_a_conformal_regressor_has_its_intervals(tmp_path):
+    random = np.random.default_rng(0)
+    X = random.normal(size=(60, 3))
+    y = 1e6 + 2e5 * np.stack([X[:, 0], -X[:, 1]], 1) + 1e4 * random.normal(size=(60, 2))
+    model = EnsembleRegressor(**FEW, folds=2, conformal=True)
+    model.fit(X, y, sample_weight=1 + np.arange(60) % 2)
+    file = shoal.export(model, tmp_path / "model.onnx")
+    assert file.difference <= 1e-5 and "CV+" in str(file.metadata["outputs"])
+    session = onnxruntime.InferenceSession(file.path, providers=["CPUExecutionProvider"])
+    new = random.normal(size=(40, 3))
+    for level in (0.5, 0.9, 0.98):
+        found = session.run(["low", "high"], {"x": new, "level": np.array(level)})
+        for mine, theirs in zip(found, model.predict_interval(new, level), strict=True):
+            close(mine, theirs)
+    found = session.run(["low", "high"], {"x": new, "level": np.array(0.999)})
+    assert np.isneginf(found[0]).all() and np.isposinf(found[1]).all()

@@ -29,9 +29,12 @@ OTHERS = [
 ]
 
 
+OTHERS += [kind(**FEW, conformal=True) for kind in (EnsembleClassifier, EnsembleRegressor)]
+
+
 @pytest.mark.nightly
 @parametrize_with_checks(OTHERS)
-def test_check_of_scikit_learn_for_other_encodings_of_numbers(estimator, check):
+def test_check_of_scikit_learn_for_other_settings(estimator, check):
     check(estimator)
 
 

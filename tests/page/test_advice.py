@@ -86,11 +86,12 @@ CALLS = {
     "calibrated": (lambda run: advice.for_confidence(run, Calibration.OVERCONFIDENT), "classes"),
     "longer": (lambda run: advice.for_confidence(run, Calibration.UNDERCONFIDENT), "classes"),
     "conformal": (lambda run: advice.for_intervals(run, Coverage.TOO_NARROW), "numbers"),
+    "crossed": (lambda run: advice.for_intervals(run, Coverage.TOO_NARROW), "numbers"),
     "search": (advice.for_ood, "classes"),
     "strength": (advice.for_repulsion, "classes"),
     "slower": (advice.for_divergence, "numbers"),
 }
-OPTIONS = {"search": {"method": "ensemble"}}
+OPTIONS = {"search": {"method": "ensemble"}, "crossed": {"folds": 2}}
 
 
 def did(case, known, before):
@@ -100,6 +101,7 @@ def did(case, known, before):
         "calibrated": lambda: known["calibrated"].probs.shape == (80, 2),
         "longer": lambda: run.config["epochs"] == 2 * before.config["epochs"],
         "conformal": lambda: len(known["low"]) == len(known["high"]) == 80,
+        "crossed": lambda: len(known["low"]) == len(known["high"]) == 80,
         "search": lambda: run.config["asked"] == {"method": "kde", "strength": "auto"},
         "strength": lambda: run.choice is not None,
         "slower": lambda: run.config["lr"] == pytest.approx(before.config["lr"] / 10),

@@ -100,6 +100,29 @@ def test_intervals_are_the_literal_order_statistics_and_hold_the_literal_set(sco
                 assert left - 1e-9 <= y <= right + 1e-9
 
 
+@pytest.mark.parametrize(("n", "count", "level"), [(61, 6, 0.9), (40, 40, 0.85)])
+def test_intervals_are_those_of_mapie(n, count, level):
+    from mapie.regression import CrossConformalRegressor
+    from sklearn.linear_model import Ridge
+    from sklearn.model_selection import KFold
+
+    random, parted = np.random.default_rng(0), KFold(count)
+    (x, y), (new, _) = regression(random, n), regression(random, 9)
+    oracle = CrossConformalRegressor(Ridge(), confidence_level=level, cv=parted, method="plus")
+    wanted = oracle.fit_conformalize(x, y).predict_interval(new)[1][..., 0]
+    folds, fits = np.empty(n, dtype=int), []
+    for fold, (train, test) in enumerate(parted.split(x)):
+        folds[test] = fold
+        fits.append(Ridge().fit(x[train], y[train]))
+    seen, fresh = (torch.tensor(np.stack([f.predict(a) for f in fits])) for a in (x, new))
+    pred = Predictive(seen[folds, np.arange(n)][None, :, None], Gaussian(1.0))
+    rule = decisions.cross_conformal_intervals(
+        pred, y, folds, range(count), level, score="absolute"
+    )
+    found = rule(Predictive(fresh.unsqueeze(-1), Gaussian(1.0)))
+    assert torch.cat(found, 1).numpy() == pytest.approx(wanted, abs=1e-12)
+
+
 def literal_set(pred, y, folds, held, new, score, level, repeated=None):
     times = [1] * len(y) if repeated is None else repeated.tolist()
     mine = class_scores(pred.probs, score)[torch.arange(len(y)), y].tolist()

@@ -9,7 +9,7 @@ computes in single precision.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from shoal.integrations.export.formats import onnx_session, write_onnx
 from shoal.integrations.export.graph import (
     MEANINGS,
     ExportedModule,
+    TracedPrediction,
     has_quantiles,
     output_names,
     values_of,
@@ -39,6 +40,7 @@ from shoal.integrations.sklearn import (
     as_seconds,
     is_table,
 )
+from shoal.prediction.decisions import CrossConformalIntervals
 
 __all__ = ["EstimatorFile"]
 
@@ -59,6 +61,11 @@ _NAMES = {
     "probabilities": "probability of each class; for several labels at once that of 1",
     "low": "lower end of the central interval of probability `level`",
     "high": "upper end of the central interval of probability `level`",
+}
+
+_CONFORMAL = {
+    "low": "lower end of the cross-conformal (CV+) interval of this `level`",
+    "high": "upper end of the cross-conformal (CV+) interval of this `level`",
 }
 
 
@@ -258,6 +265,7 @@ class EstimatorFile:
                 f"a file holds the preprocessing 'auto', not {type(fitted).__name__}; "
                 f"export model.run_, and prepare its inputs by model.preprocessing_"
             )
+        self.rule = _rule(model)
         self.columns = self._columns()
         X = self._drawn() if x is None else x
         X = model._checked_inputs(X, reset=False)
@@ -348,14 +356,16 @@ class EstimatorFile:
         names = [n for n in output_names(likelihood, quantiles, members) if n != "probs"]
         if "classes" in likelihood.about.kinds:
             return ["label", "probabilities", *(n for n in names if n != "mean")]
-        at = names.index("stddev") + 1 if has_quantiles(likelihood) else len(names)
-        return [*names[:at], *(["low", "high"] if has_quantiles(likelihood) else ()), *names[at:]]
+        if not has_quantiles(likelihood) and self.rule is None:
+            return names
+        at = names.index("stddev") + 1
+        return [*names[:at], "low", "high", *names[at:]]
 
     def values(self, pred: Any, names: Sequence[str], level: Any) -> dict[str, Tensor]:
         """The outputs of a prediction by name, in the shapes of the estimator."""
         several, values = "binary" in pred.likelihood.about.kinds, {}
         flat = not getattr(self.model, "_columns", True)
-        ends = pred.interval(level) if "low" in names else ()
+        ends = self._ends(pred, level) if "low" in names else ()
         for name in names:
             if name in ("label", "probabilities"):
                 probs = pred.mean if several else pred.probs
@@ -369,6 +379,20 @@ class EstimatorFile:
             if flat and name != "members" and values[name].ndim == 2:
                 values[name] = values[name].squeeze(1)
         return values
+
+    def _ends(self, pred: Any, level: Any) -> tuple[Tensor, Tensor]:
+        """Both ends of the interval, as `predict_interval` has them."""
+        if self.rule is None:
+            return pred.interval(level)
+        if isinstance(pred, TracedPrediction):
+            return self._traced_rule(pred, level)
+        return self.rule.at(level)(pred)
+
+    @cached_property
+    def _traced_rule(self) -> "_TracedIntervals":
+        """The rule as a graph; it is made before tracing, which sees no conditions on values."""
+        assert self.rule is not None
+        return _TracedIntervals(self.rule)
 
     def written(
         self, inner: ExportedModule, path: Path, pred: Any, facts: dict[str, Any], limit: float
@@ -422,7 +446,7 @@ class EstimatorFile:
         if "low" in names:
             level: dict[str, Any] = {"name": LEVEL, "dtype": "float64", "shape": []}
             inputs.append(level | {"default": DEFAULT_LEVEL})
-        meanings = MEANINGS | _NAMES
+        meanings = MEANINGS | _NAMES | ({} if self.rule is None else _CONFORMAL)
         outputs = [
             {"name": name, "meaning": meanings.get(name, "this quantile of the target")}
             for name in names
@@ -430,6 +454,52 @@ class EstimatorFile:
         name, inside = type(self.model).__name__, dict(given or {})
         inside |= {"inputs": "raw columns; the preprocessing is inside the file"}
         return {"estimator": name, "inputs": inputs, "outputs": outputs, "preprocessing": inside}
+
+
+def _rule(model: Any) -> CrossConformalIntervals | None:
+    """The rule for intervals of a regressor with conformal=True."""
+    rule = model.conformal_ if getattr(model, "conformal", False) else None
+    return rule if isinstance(rule, CrossConformalIntervals) else None
+
+
+class _TracedIntervals:
+    """A rule for intervals that sorts the numbers of all training points [N, b], as a graph can.
+
+    Levels that need more training points have infinite ends.
+    """
+
+    def __init__(self, rule: CrossConformalIntervals) -> None:
+        scores = rule.scores
+        self.total = scores.points + 1
+        folds = range(scores.sorted.shape[1])
+        self.held = [(scores.member_folds == fold).nonzero().flatten() for fold in folds]
+        self.columns = []
+        for own, counts in zip(scores.sorted, scores.counts.diff(), strict=True):
+            fold, place = own.isfinite().nonzero(as_tuple=True)
+            times = torch.cat([counts[fold, place].double(), torch.ones(1, dtype=torch.float64)])
+            self.columns.append((fold, own[fold, place].unsqueeze(1), times))
+
+    def __call__(self, pred: TracedPrediction, level: Tensor) -> tuple[Tensor, Tensor]:
+        """Both ends, in the shape of the targets."""
+        known = pred.likelihood, None, None, 0.0
+        each = [TracedPrediction.of(pred.members.index_select(0, m), *known) for m in self.held]
+        mean, unit = torch.stack([p.mean for p in each]), torch.stack([p.stddev for p in each])
+        rank = (self.total * level - 1e-9).ceil().clamp_min(1)
+        low, high = -self._ranked(-mean, unit, rank), self._ranked(mean, unit, rank)
+        if pred.likelihood.discrete:
+            low, high = low.ceil(), high.floor()
+        return pred.as_targets(low), pred.as_targets(high)
+
+    def _ranked(self, start: Tensor, unit: Tensor, rank: Tensor) -> Tensor:
+        """As `FoldScores.ranked`, from the centre and unit of each fold [K, b, D] to [b, D]."""
+        columns = []
+        for d, (fold, scores, times) in enumerate(self.columns):
+            numbers = start[..., d].index_select(0, fold)
+            numbers = numbers + scores * unit[..., d].index_select(0, fold)
+            numbers, order = torch.cat([numbers, torch.full_like(numbers[:1], torch.inf)]).sort(0)
+            place = (times[order].cumsum(0) < rank).sum(0, keepdim=True)
+            columns.append(numbers.gather(0, place)[0])
+        return torch.stack(columns, -1)
 
 
 def _is_ours(preprocessing: Any) -> bool:

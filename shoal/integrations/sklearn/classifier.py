@@ -54,6 +54,9 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
             has a prediction by members that did not see it. "auto" for 8, where there are 40
             data points, 10 of every class, and a method that can have folds; None for no folds.
         calibrate: scale the noise, or the logits, by the out-of-fold predictions.
+        conformal: let `predict_set` use CV+ on the out-of-fold predictions of the fit: a
+            guarantee at any level, without validation data, which `conformal_.guarantee` says.
+            Weights of data points then must be whole numbers.
         early_stopping: keep the members of the best epoch on held-out data: their folds, or
             without folds a part of the training data. "auto" does so for 40 data points or more,
             if every class has at least 10.
@@ -82,6 +85,8 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         oof_predictive_: predictions for the training points, each by the members that held it out,
             in the order of `fit` without points of weight 0; None without folds.
         oof_score_: what `score` gives, of these predictions; no validation set is needed.
+        conformal_: the rule of conformal=True, with scores of the training points and no data;
+            None without.
         n_iter_: number of epochs.
         n_features_in_, feature_names_in_: number and names of the columns.
     """
@@ -105,6 +110,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         prior_std: float | None = None,
         folds: int | str | None = "auto",
         calibrate: bool = True,
+        conformal: bool = False,
         early_stopping: bool | str = "auto",
         validation_fraction: float = 0.1,
         n_iter_no_change: int | None = None,
@@ -132,6 +138,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         self.prior_std = prior_std
         self.folds = folds
         self.calibrate = calibrate
+        self.conformal = conformal
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
@@ -186,6 +193,15 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         """Probability of each class [N, C]; for several labels at once that of 1 [N, K]."""
         pred = self.predictive(X)
         return (pred.mean if self._several else pred.probs).numpy()
+
+    def predict_set(self, X: Any, level: float = 0.9) -> np.ndarray:
+        """Which classes are in the set of each data point [N, C], in the order of `classes_`.
+
+        About a share `level` of the sets contains the true class; see `conformal_.guarantee`. The
+        most probable class is in every set. The model needs conformal=True.
+        """
+        rule = self._rule("predict_set").at(level)
+        return rule(self.predictive(X)).numpy()
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Accuracy."""

@@ -30,8 +30,9 @@ from shoal.data.batches.sources import as_split
 from shoal.data.dataset import Dataset, Split
 from shoal.evaluation.calibrate import calibrate
 from shoal.evaluation.columns import Importances, PartialDependence
+from shoal.evaluation.cross_conformal import fitted_rule
 from shoal.evaluation.evaluate import evaluate
-from shoal.evaluation.out_of_fold import out_of_fold
+from shoal.evaluation.out_of_fold import FoldPredictions, fold_predictions
 from shoal.evaluation.predict import predict
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
@@ -56,6 +57,7 @@ from shoal.integrations.sklearn.explain import (
 )
 from shoal.integrations.sklearn.presets import Clock, Recipe, batch_for, chosen, recipe_of
 from shoal.models.blueprint import Architecture, Blueprint
+from shoal.prediction.decisions import CrossConformalIntervals, CrossConformalSets
 from shoal.prediction.predictive import Predictive
 from shoal.training.fit import fit
 from shoal.training.folder.own_data import OWN_DATA, PREPARED_BY
@@ -74,6 +76,9 @@ ENOUGH_POINTS, ENOUGH_OF_A_CLASS = 40, 10
 
 UNWATCHED = 100
 """Most epochs where no held-out data end the training."""
+
+ANY_LEVEL = 0.5
+"""A conformal rule is fitted at this level, which needs one data point, and used at others."""
 
 _ONE_FIT = threading.RLock()
 """Threads of joblib train in turn: torch's random generators belong to the whole process."""
@@ -117,7 +122,7 @@ class _Trained(NamedTuple):
 
     preprocessing: Any
     run: Run
-    oof: Predictive | None
+    oof: FoldPredictions | None
     validation: _Points | None
 
 
@@ -132,6 +137,7 @@ class EnsembleEstimator(BaseEstimator):
     numbers: str | None
     folds: int | str | None
     calibrate: bool
+    conformal: bool
     method: Any
     strength: float | str | None
     epochs: int | None
@@ -153,6 +159,7 @@ class EnsembleEstimator(BaseEstimator):
     preprocessing_: Any
     oof_predictive_: Predictive | None
     oof_score_: float | None
+    conformal_: CrossConformalIntervals | CrossConformalSets | None
     _classes_ahead: Any = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -177,13 +184,18 @@ class EnsembleEstimator(BaseEstimator):
             kept = np.flatnonzero(weight)
             X, y, weight = rows_of(X, kept), y[kept], weight[kept]
         X, targets, merged_weight, places = merged(X, self._encoded(y, learn=True), weight)
+        if self.conformal:
+            _check_conformal(targets, merged_weight)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         points = _Points(X, targets, self._weighted(targets, merged_weight))
         oof = self._train(points, seed)
-        self.oof_predictive_ = self.oof_score_ = None
+        self.oof_predictive_ = self.oof_score_ = self.conformal_ = None
         if oof is not None:
-            self.oof_predictive_ = replace(oof, members=oof.members[:, places])
+            self.oof_predictive_ = replace(oof.pred, members=oof.pred.members[:, places])
             self.oof_score_ = self._scored(self.oof_predictive_, y, weight)
+            if self.conformal:
+                repeated = None if merged_weight is None else torch.from_numpy(merged_weight)
+                self.conformal_ = fitted_rule(self.run_, oof._replace(weight=repeated), ANY_LEVEL)
         return self
 
     def _continued(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> Self:
@@ -194,7 +206,7 @@ class EnsembleEstimator(BaseEstimator):
             options = {key: v for key, v in (self.options or {}).items() if key not in LOOP}
             first: Any = clone(self)
             first.set_params(epochs=1, folds=None, early_stopping=False, time_limit=None)
-            first.set_params(options=options)
+            first.set_params(options=options, conformal=False)
             first._classes_ahead = classes
             fitted = vars(first.fit(X, y, sample_weight))
             vars(self).update({k: v for k, v in fitted.items() if k not in self.get_params()})
@@ -215,6 +227,7 @@ class EnsembleEstimator(BaseEstimator):
         weight = self._weighted(targets, weight)
         given = self.get_params(deep=False) | dict(self.options or {})
         self.run_ = next_pass(self.run_, self._prepared(X), targets, weight, given)
+        self.conformal_ = None  # no member holds out the new points
         self.n_iter_ = len(self.run_.history)
         return self
 
@@ -339,11 +352,22 @@ class EnsembleEstimator(BaseEstimator):
     def _scored(self, oof: Predictive, y: np.ndarray, weight: np.ndarray | None) -> float:
         """What `score` gives, of out-of-fold predictions."""
 
-    def _loss(self, oof: Predictive | None, points: "_Points") -> float:
+    def _loss(self, oof: FoldPredictions | None, points: "_Points") -> float:
         """CRPS of numbers, NLL of classes, of out-of-fold predictions."""
         assert oof is not None
-        scores = evaluate(oof, points.y, sample_weight=points.weight)
+        scores = evaluate(oof.pred, points.y, sample_weight=points.weight)
         return scores.get("crps", scores["nll"])
+
+    def _rule(self, wanted: str) -> Any:
+        """The cross-conformal rule of the fit, which `wanted` needs."""
+        check_is_fitted(self)
+        if not self.conformal or getattr(self, "conformal_", None) is None:
+            name = type(self).__name__
+            raise ConfigError(
+                f"{wanted} needs the rule of fit with conformal=True, and partial_fit has none; "
+                f"type model = {name}(conformal=True).fit(X, y)"
+            )
+        return self.conformal_
 
     def _weighted(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray | None:
         return weight
@@ -420,7 +444,11 @@ class EnsembleEstimator(BaseEstimator):
         if wanted != "auto":
             if isinstance(wanted, str):
                 raise ConfigError(f'folds must be a number, "auto" or None, not {wanted!r}')
+            if not wanted and self.conformal:
+                raise ConfigError("conformal=True needs folds, and none came; leave out folds")
             return wanted or 0
+        if self.conformal:
+            return _folds_of_any(recipe, len(points.y))
         count, labels = min(recipe.folds, recipe.members), _labels(points.y)
         rarest = len(points.y) if labels is None else int(np.bincount(labels).min())
         if len(points.y) < ENOUGH_POINTS or rarest < ENOUGH_OF_A_CLASS or count < 2:
@@ -435,7 +463,7 @@ class EnsembleEstimator(BaseEstimator):
             return 0
         return count
 
-    def _train(self, points: "_Points", seed: int) -> Predictive | None:
+    def _train(self, points: "_Points", seed: int) -> FoldPredictions | None:
         """Choose the recipe, train it, and calibrate it by its out-of-fold predictions."""
         recipe, clock = self._recipe(), Clock(self.time_limit)
         recipe = replace(recipe, folds=self._fold_count(recipe, points))
@@ -504,7 +532,7 @@ class EnsembleEstimator(BaseEstimator):
             return _Trained(preprocessing, run, None, others)
         if self.calibrate and type(likelihood).calibrated is not Likelihood.calibrated:
             run = calibrate(run)
-        return _Trained(preprocessing, run, out_of_fold(run), others)
+        return _Trained(preprocessing, run, fold_predictions(run), others)
 
     def _changed(self) -> dict[str, str]:
         """The parameters that differ from their defaults, as they are typed."""
@@ -583,8 +611,34 @@ class EnsembleEstimator(BaseEstimator):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # pickles of former versions have not these parameters
         former = {"batches": "common", "numbers": "standard", "preset": "default", "dropout": 0.0}
-        former |= {"time_limit": None, "folds": None, "calibrate": False}
+        former |= {"time_limit": None, "folds": None, "calibrate": False, "conformal": False}
         super().__setstate__(former | state)
+
+
+def _check_conformal(y: np.ndarray, weight: np.ndarray | None) -> None:
+    """Refuse what has no guarantee, before training."""
+    if y.ndim > 1 and np.issubdtype(y.dtype, np.integer):
+        raise ConfigError(
+            "conformal=True needs one label per data point, and several came; fit a model for "
+            "each column of y, or leave out conformal"
+        )
+    if weight is not None and (weight != np.round(weight)).any():
+        raise DataError(
+            "conformal=True counts data points, so sample_weight must be whole numbers, which are "
+            "repetitions; leave out conformal for other weights"
+        )
+
+
+def _folds_of_any(recipe: Recipe, n: int) -> int:
+    """As many folds as data points and members allow."""
+    if n < 2:
+        raise ConfigError("conformal=True needs two data points or more, and 1 sample came")
+    if recipe.members < 2:
+        raise ConfigError(
+            "conformal=True needs two members or more, which hold out different data points; "
+            "type members=2"
+        )
+    return min(recipe.folds, recipe.members, n)
 
 
 def _prepared(preprocessing: Any, X: Any) -> np.ndarray:

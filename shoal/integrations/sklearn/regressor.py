@@ -52,6 +52,9 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
             has a prediction by members that did not see it. "auto" for 8, where there are 40
             data points, 10 of every class, and a method that can have folds; None for no folds.
         calibrate: scale the noise, or the logits, by the out-of-fold predictions.
+        conformal: let `predict_interval` use CV+ on the out-of-fold predictions of the fit: a
+            guarantee at any level, without validation data, which `conformal_.guarantee` says.
+            Weights of data points then must be whole numbers.
         early_stopping: keep the members of the best epoch on held-out data: their folds, or
             without folds a part of the training data. "auto" does so for 40 data points or more,
             if every class has at least 10.
@@ -80,6 +83,8 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         oof_predictive_: predictions for the training points, each by the members that held it out,
             in the order of `fit` without points of weight 0; None without folds.
         oof_score_: what `score` gives, of these predictions; no validation set is needed.
+        conformal_: the rule of conformal=True, with scores of the training points and no data;
+            None without.
         n_iter_: number of epochs.
         n_features_in_, feature_names_in_: number and names of the columns.
     """
@@ -104,6 +109,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         prior_std: float | None = None,
         folds: int | str | None = "auto",
         calibrate: bool = True,
+        conformal: bool = False,
         early_stopping: bool | str = "auto",
         validation_fraction: float = 0.1,
         n_iter_no_change: int | None = None,
@@ -131,6 +137,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         self.prior_std = prior_std
         self.folds = folds
         self.calibrate = calibrate
+        self.conformal = conformal
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
@@ -172,8 +179,13 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         return self._as_targets(self.predictive(X).stddev)
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """Both ends of the central interval that holds a target with probability `level`."""
-        low, high = self.predictive(X).interval(level)
+        """Both ends of the central interval that holds a target with probability `level`.
+
+        With conformal=True the interval is that of CV+; see `conformal_.guarantee`.
+        """
+        pred = self.predictive(X)
+        rule = self._rule("predict_interval").at(level) if self.conformal else None
+        low, high = pred.interval(level) if rule is None else rule(pred)
         return self._as_targets(low), self._as_targets(high)
 
     def predict_quantile(self, X: Any, q: float | Sequence[float] = 0.5) -> np.ndarray:
