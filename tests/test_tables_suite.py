@@ -63,6 +63,17 @@ def test_a_split_has_numbers_categories_and_gaps_in_the_order_of_the_columns(fol
     assert set(table.x["colour"].cat.categories) == {"blue", "green", "red"}
 
 
+def test_a_changed_value_changes_the_digest_and_a_copy_does_not(folder):
+    first = sets.digest(folder, "regression")
+    with np.load(folder / "regression.npz") as held:
+        arrays = {part: held[part] for part in held.files}
+    np.savez_compressed(folder / "copy.npz", **arrays)
+    assert sets.digest(folder, "copy") == first
+    arrays["y"][0] += 1e-9
+    np.savez(folder / "changed.npz", **arrays)
+    assert sets.digest(folder, "changed") != first
+
+
 def test_a_name_of_the_row_and_a_copy_of_the_target_are_found():
     rng = np.random.default_rng(0)
     y, rows = rng.normal(size=400), pd.Categorical(np.arange(400).astype(str))

@@ -211,6 +211,10 @@ def main():
         sys.exit(f"there is no model {unknown[0]!r}; type some of {', '.join(known)}")
     given.versions = preload(asked, LIBRARIES)
     cells, fits = missing(given, read_csv), Fits(given, known)
+    listed = {row["name"]: row["sha256"] for row in read_csv(sets.SUITE / "sets.csv")}
+    for name in dict.fromkeys(cell[0] for cell in cells):
+        if sets.digest(given.data, name) != listed[name]:
+            sys.exit(f"{given.data / name}.npz is not the set of sets.csv; make it by sets.py")
     total = len(cells)
     print(f"{total} fits", flush=True)
     try:

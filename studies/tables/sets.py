@@ -84,6 +84,18 @@ def load(folder, name, split):
     return Table(about["task"], about["classes"], x, y_, x_test, y_test)
 
 
+def digest(folder, name):
+    """SHA-256 of everything that the file of a set holds."""
+    found = hashlib.sha256()
+    with np.load(Path(folder) / f"{name}.npz") as held:
+        for part in held.files:
+            array = held[part]
+            found.update(
+                str(array).encode() if part == "about" else np.ascontiguousarray(array).tobytes()
+            )
+    return found.hexdigest()
+
+
 def read(source, target, uci):
     """Inputs as a table, targets, and published test masks where there are."""
     place, name = source.split(":")
@@ -190,15 +202,12 @@ def make(a_set, folder, uci):
     table = load(folder, a_set.name, 0)
     found = leaks(table.x, table.y, a_set.task) if test is None else []
     assert not found, f"{a_set.name}: {found} give the target away"
-    digest = hashlib.sha256(about.encode())
-    for array in arrays.values():
-        digest.update(np.ascontiguousarray(array).tobytes())
     sizes = [len(y), len(table.y), len(table.y_test), len(numbers), len(codes)]
     levels = max((len(levels) for levels in columns.values() if levels), default=0)
     gaps = np.isnan(arrays["numbers"]).sum() + (arrays["codes"] < 0).sum()
     origin = [a_set.source, a_set.target, " ".join(a_set.drop)]
     kind = [a_set.name, a_set.half, a_set.task]
-    return [*kind, *origin, *sizes, levels, gaps, classes, digest.hexdigest()]
+    return [*kind, *origin, *sizes, levels, gaps, classes, digest(folder, a_set.name)]
 
 
 HEADER = [
