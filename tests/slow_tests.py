@@ -11,6 +11,7 @@ SLOW_FILES = {
     "test_advice",
     "test_auto_mesh",
     "test_choice",
+    "test_columns_section",
     "test_compress",
     "test_corrupted",
     "test_decide_command",

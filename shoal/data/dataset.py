@@ -133,6 +133,8 @@ class Dataset:
         scaling: mean and standard deviation of standardised targets.
         columns: names of the columns of inputs that an estimator has prepared; empty without names.
         notes: sentences about the inputs, which `fit` gives as warnings.
+        explain: computes from a run what the report says about the columns of a table, before they
+            were prepared; None without.
     """
 
     name: str
@@ -147,6 +149,7 @@ class Dataset:
     scaling: Scaling | None = None
     columns: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    explain: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("train", "test", "validation"):

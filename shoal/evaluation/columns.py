@@ -4,7 +4,7 @@ Both see predictions alone. Who has the table makes the inputs, with one column 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
@@ -22,6 +22,7 @@ from shoal.prediction.metrics.regression import ranked_scores
 from shoal.prediction.predictive import ArrayLike, Predictive
 
 __all__ = [
+    "Explanation",
     "Importances",
     "PartialDependence",
     "dependence_of",
@@ -304,3 +305,57 @@ def dependence_of(column: str, kind: str, grid: np.ndarray, pred: Predictive) ->
 def _over_points(values: Tensor, count: int) -> Tensor:
     """Means over the data points [M, G, ...], of values [M, G N, ...]."""
     return values.double().unflatten(1, (count, -1)).mean(2)
+
+
+_KEY = "explained"
+_PLAIN = ("score", "data", "points", "baseline")
+_ARRAYS = ("mean", "error", "members")
+_CURVES = ("mean", "low", "high", "noise", "members")
+_STORED = {"numbers": np.float64, "dates": np.int64}
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """What the report shows of the columns of a table.
+
+    Attributes:
+        importances: the importances of all columns.
+        dependences: partial dependence on the most important columns.
+    """
+
+    importances: Importances
+    dependences: tuple[PartialDependence, ...] = ()
+
+    def stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Plain values and tensors by name, for the files of an evaluation."""
+        importances, tables = self.importances, []
+        facts = {name: getattr(importances, name) for name in _PLAIN}
+        tensors = {f"{_KEY}/{name}": getattr(importances, name) for name in _ARRAYS}
+        for k, each in enumerate(self.dependences):
+            words = [str(value) for value in each.grid] if each.kind == "categories" else None
+            tables.append({"column": each.column, "kind": each.kind, "grid": words})
+            grid = np.arange(len(each.grid)) if words else each.grid.astype(_STORED[each.kind])
+            arrays = {"grid": grid} | {name: getattr(each, name) for name in _CURVES}
+            tensors |= {f"{_KEY}/{k}/{n}": a for n, a in arrays.items() if a is not None}
+        facts |= {"columns": list(importances.columns), "dependences": tables}
+        return {_KEY: facts}, {n: torch.as_tensor(a).contiguous() for n, a in tensors.items()}
+
+    @classmethod
+    def read(cls, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> "Explanation | None":
+        """What `stored` made; None if there is nothing, or only a part of it."""
+        known = facts.get(_KEY)
+        if known is None or f"{_KEY}/mean" not in tensors:
+            return None
+        arrays: Any = {name: tensors[f"{_KEY}/{name}"].numpy() for name in _ARRAYS}
+        plain = {name: known[name] for name in _PLAIN}
+        importances = Importances(columns=tuple(known["columns"]), **plain, **arrays)
+        dependences = []
+        for k, words in enumerate(known["dependences"]):
+            part = {name: tensors.get(f"{_KEY}/{k}/{name}") for name in ("grid", *_CURVES)}
+            values: Any = {name: None if t is None else t.numpy() for name, t in part.items()}
+            if words["kind"] == "dates":
+                values["grid"] = values["grid"].astype("datetime64[s]")
+            if words["grid"] is not None:
+                values["grid"] = np.array(words["grid"], dtype=object)
+            dependences.append(PartialDependence(words["column"], words["kind"], **values))
+        return cls(importances, tuple(dependences))

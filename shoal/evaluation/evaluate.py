@@ -354,6 +354,10 @@ def evaluate_run(
     scores |= {"corrupted": means} if means else {}
     samples = {name: tensor.cpu() for name, tensor in samples.items()}
     facts = _described(run, dataset, test, counts) | made_from(run, dataset)
+    explanation = None if dataset.explain is None else dataset.explain(run)
+    if explanation is not None:
+        told, tensors = explanation.stored()
+        facts, samples = facts | told, samples | tensors
     evaluation = Evaluation({"data": facts, **scores}, samples)
     if keep:
         keep_evaluation(run, evaluation)

@@ -5,6 +5,7 @@ matplotlib.
 """
 
 from shoal.plots.calibration import Spread, contact_sheet, corrupted, coverage, reliability
+from shoal.plots.columns import dependence, importances
 from shoal.plots.comparison import MetricCurve, comparison, heatmap, severity, sizes, strength
 from shoal.plots.diversity import curvature, effective, members, pairwise
 from shoal.plots.errors import confusion, coverage_over_prediction, residuals
@@ -33,6 +34,7 @@ __all__ = [
     "coverage",
     "coverage_over_prediction",
     "curvature",
+    "dependence",
     "distances",
     "diversity_plane",
     "effective",
@@ -40,6 +42,7 @@ __all__ = [
     "function_map",
     "gallery",
     "heatmap",
+    "importances",
     "likelihoods",
     "look",
     "loss",

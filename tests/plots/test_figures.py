@@ -64,6 +64,8 @@ EXAMPLES = {
     "heatmap": ({"kde": {1: 0.9, 5: 0.95}, "sge": {5: 0.91}}, "accuracy", "higher", True),
     "strength": (CURVES, "accuracy", {"kde": 5.0}, (0.75, math.nan)),
     "comparison": (ROW, "accuracy", "higher"),
+    "importances": (["size", "a name that is too long to show"], [2.0, -0.1], [0.2, 0.1], "NLL"),
+    "dependence": ("size", GRID.numpy(), *(GRID.numpy() + move for move in (0.0, -0.1, 0.1))),
     "pairwise": (metrics.pairwise_disagreement(PRED),),
     "members": ({"kde": (torch.tensor([0.9, 0.8]), torch.tensor([0.05, 0.1]))},),
     "gallery": (torch.rand(7, 1, 5, 5, generator=RANDOM), ["7"] * 7),

@@ -6,6 +6,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -50,6 +51,7 @@ from shoal.integrations.sklearn.encodings import (
 )
 from shoal.integrations.sklearn.explain import (
     column_names,
+    explained,
     fitted_importances,
     given_importances,
     importances_of_fit,
@@ -323,6 +325,8 @@ class EnsembleEstimator(BaseEstimator):
     def dataset(self, X: Any, y: Any, train: tuple[Any, Any] | None = None) -> Dataset:
         """Test data as the networks take them, for `shoal.report`, `shoal.evaluate` and others.
 
+        The report also shows which columns matter.
+
         Args:
             X: inputs of the test set.
             y: targets of the test set.
@@ -331,7 +335,10 @@ class EnsembleEstimator(BaseEstimator):
         check_is_fitted(self)
         test = self._split(X, y)
         known = Split(test.x[:0], test.y[:0]) if train is None else self._split(*train)
-        return Dataset(OWN_DATA, known, test, classes=self._class_names())
+        inputs, targets = self._checked_inputs(X, reset=False), self._checked_targets(y)
+        points = _Points(inputs, self._encoded(targets), None)
+        explain = partial(explained, self, points)
+        return Dataset(OWN_DATA, known, test, classes=self._class_names(), explain=explain)
 
     presets: ClassVar[Mapping[str, Recipe]]
     """What each preset says."""

@@ -18,6 +18,7 @@ from shoal.data.batches.sources import batches_of
 from shoal.data.dataset import Split
 from shoal.engine.members.precision import calculating_in
 from shoal.evaluation.columns import (
+    Explanation,
     Importances,
     PartialDependence,
     Permuted,
@@ -41,11 +42,15 @@ from shoal.training.loop.validation import evaluating
 
 __all__ = [
     "column_names",
+    "explained",
     "fitted_importances",
     "given_importances",
     "importances_of_fit",
     "partial_dependence",
 ]
+
+FEW, CURVES = 200, 3
+"""Points of a curve of the report, and most columns that have one."""
 
 AT_ONCE = 8192
 """Rows that are prepared and predicted at once."""
@@ -207,6 +212,23 @@ def _with_permuted(X: Any, jobs: Sequence[Permuted]) -> Any:
         else:
             copies[:, column] = X[source, column]
     return copies
+
+
+def explained(model: Any, points: Any, run: Any) -> Explanation | None:
+    """What the report says about the columns: importances, and curves of the strongest ones.
+
+    The importances have two permutations of at most 500 points, the curves 25 values at 200 points.
+    Only the run of the model itself is explained.
+    """
+    own = run.provenance.get("run_id") == model.run_.provenance.get("run_id")
+    if not own or len(points.y) < 2 or (not is_table(points.X) and points.X.ndim != 2):
+        return None
+    order = np.random.default_rng(0).permutation(len(points.y))
+    found = _whole(model, points.rows(np.sort(order[:MOST])), "test", repeats=2)
+    low, few = found.interval()[0], points.rows(np.sort(order[:FEW]))
+    strongest = [j for j in np.argsort(-found.mean)[:CURVES] if low[j] > 0]
+    curves = [partial_dependence(model, few.X, int(j), 25) for j in strongest]
+    return Explanation(found, tuple(curves))
 
 
 def partial_dependence(
