@@ -113,8 +113,11 @@ Shape = Literal["trained", "auto"]
 SHAPES = (10.0, 5.0, 3.0)
 """Degrees of freedom of Student's t that are compared with a Gaussian."""
 
-_MARGIN = 0.01
-"""Nats per data point that another shape must gain, beside two standard errors."""
+_PER_POINT, _IN_ALL = 0.01, 3.0
+"""Nats that another shape must gain: on average, and of all points together, a factor of 20.
+
+A standard error is no use here: the outliers for which Student's t is made would inflate it.
+"""
 
 
 @checked(pred=prediction, apart=positive, shape=one_of("trained", "auto"))
@@ -149,7 +152,7 @@ def calibrated(
         apart: factor of the members' distances from their mean, while the number is found.
         shape: "auto" also chooses the shape of the noise per input: Gaussian, or Student's t with
             10, 5 or 3 degrees of freedom, each with its own factor. Student's t of the smallest NLL
-            is taken if it gains 0.01 nats per point and two standard errors.
+            is taken if it gains 0.01 nats per point, and 3 nats of all points together.
     """
     likelihood = pred.likelihood.uncalibrated
     targets = pred.check(y)
@@ -182,10 +185,8 @@ def _shaped(pred: Predictive, y: Tensor, shares: Tensor | None) -> Likelihood:
     (plain, before), *others = found
     with weighing(shares):
         best, after = max(others, key=lambda pair: average(pair[1]))
-        gain = after - before
-        mean = average(gain)
-        error = math.sqrt(average((gain - mean).square()) / len(gain))
-    return best if mean > _MARGIN + 2 * error else plain
+        gain = average(after - before)
+    return best if gain > max(_PER_POINT, _IN_ALL / len(pred)) else plain
 
 
 def _tempered(points: Predictive, targets: Tensor, shares: Tensor | None) -> Likelihood:
