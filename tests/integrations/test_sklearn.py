@@ -124,7 +124,7 @@ def test_the_run_has_a_page_an_evidence_and_a_landscape(houses, tmp_path):
 
 def test_the_documented_way_from_a_table_to_a_page(tmp_path, monkeypatch):
     text = (Path(__file__).parents[2] / "docs" / "sklearn.md").read_text()
-    first, second, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    first, conformal, second, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     X, y = table(200)
     X.assign(price=y).to_csv("houses.csv", index=False)
@@ -134,6 +134,9 @@ def test_the_documented_way_from_a_table_to_a_page(tmp_path, monkeypatch):
     names |= {"X_val": names["X_test"], "y_val": names["y_test"].to_numpy()}
     exec(second, names)
     assert len(names["low"]) == len(names["y_test"])
+    names["labels"] = np.where(names["y_train"] > names["y_train"].median(), "high", "low")
+    exec(conformal.replace("=True)", "=True, preset='fast', epochs=3)"), names)
+    assert names["inside"].shape == (len(names["low"]), 2)
 
 
 def test_conformal_intervals_take_the_prediction(houses):

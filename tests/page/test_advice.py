@@ -196,7 +196,8 @@ def test_noise_that_varies_is_learned_from_the_input():
     random = np.random.default_rng(0)
     x = random.uniform(-2, 2, (400, 1))
     y = x[:, 0] + np.where(np.abs(x[:, 0]) < 1.4, 0.02, 1.5) * random.normal(size=400)
-    model = EnsembleRegressor(members=2, epochs=10, hidden=(8,), random_state=0).fit(x, y)
+    few = {"members": 2, "epochs": 10, "hidden": (8,), "random_state": 0}
+    model = EnsembleRegressor(**few, likelihood="homoscedastic").fit(x, y)
     shoal.evaluate(model.run_, model.dataset(x, y))
     step = advice.for_intervals(record_of(model.run_), Coverage.TOO_NARROW)
     known = executed(step.code, {"shoal": shoal, "X_train": x, "y_train": y})
