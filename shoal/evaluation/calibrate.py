@@ -64,8 +64,8 @@ def _held_out(run: Run, data: Any, batch_size: int) -> tuple[Predictive, Any, An
     folds = run.config.get("folds")
     if folds is not None:
         pred, y, weight, *_ = fold_predictions(run, data, batch_size)
-        members = run.ensemble.members
-        return pred, y, weight, _apart(members // folds, members)
+        members, frozen = run.ensemble.members, int(run.config.get("frozen") or 0)
+        return pred, y, weight, _apart((members - frozen) // folds, members)
     if data is None:
         raise ConfigError(
             "a run without folds is calibrated on held-out data; pass data=(x, y), or train it "

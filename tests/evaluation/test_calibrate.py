@@ -13,6 +13,7 @@ import shoal
 from shoal.core.errors import CheckpointCorrupt, ConfigError
 from shoal.evaluation.calibrate import _apart
 from shoal.evaluation.evaluate import kept_evaluation
+from shoal.evaluation.out_of_fold import fold_predictions
 from shoal.models import MLP, Blueprint
 from shoal.prediction.decisions.scaling import calibrated
 from shoal.training.folder.calibration import CALIBRATION
@@ -177,6 +178,17 @@ def test_a_run_with_folds_is_calibrated_by_its_out_of_fold_predictions(tmp_path)
     assert loaded.trained.likelihood == before
     grown = shoal.grow(loaded, 2, data=(x, y), epochs=1, progress=False)
     assert not grown.likelihood.calibration
+
+
+def test_out_of_fold_predictions_come_with_their_targets_and_weights():
+    weight = 0.5 + drawn(47).abs()
+    run, _, y = regression(n=47, folds=3, sample_weight=weight)
+    pred, targets, weights, *_ = fold_predictions(run, batch_size=5)
+    torch.testing.assert_close(pred.members, shoal.out_of_fold(run).members)
+    torch.testing.assert_close(targets.flatten().float(), y)
+    torch.testing.assert_close(weights.flatten().float(), weight)
+    factor = shoal.calibrate(run).likelihood.learned.noise_factor
+    torch.testing.assert_close(calibrated(pred, y, weight).learned.noise_factor, factor)
 
 
 def test_a_run_may_change_the_shape_of_its_noise(tmp_path):
