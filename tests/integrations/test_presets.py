@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,14 @@ import pytest
 import shoal
 from shoal.core.errors import ConfigError
 from shoal.integrations.sklearn import presets
-from shoal.integrations.sklearn.presets import PRESETS_FOR_NUMBERS, Clock, Recipe, chosen, recipe_of
+from shoal.integrations.sklearn.presets import (
+    PRESETS_FOR_NUMBERS,
+    Clock,
+    Patience,
+    Recipe,
+    chosen,
+    recipe_of,
+)
 from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
 
 FEW = {"epochs": 3, "members": 4, "hidden": (8,), "random_state": 0}
@@ -68,6 +76,25 @@ def test_a_limit_that_is_over_still_gives_a_model():
     X, y = line()
     model = EnsembleRegressor(**FEW, time_limit=1e-3).fit(X, y)
     assert np.isfinite(model.predict(X)).all() and model.run_.ensemble.members >= 2
+
+
+@pytest.mark.parametrize(
+    ("losses", "epochs"),
+    [
+        ([[1.0, 1.0]] * 9, 4),  # no change
+        ([[1.0 - 0.004 * k, 1.0] for k in range(30)], 30),  # small steps count together
+        ([[1.0 - 0.001 * k, 1.0] for k in range(30)], 4),  # 0.2 % in three epochs
+        ([[1.0, 1.0], [0.5, 2.0], [1.0, 1.0], [1.0, 1.0], [1.0, None], [1.0, 1.0]], 5),
+        ([[None, None]] * 5, 3),
+    ],
+)
+def test_training_ends_when_the_mean_of_the_best_losses_stays(losses, epochs):
+    patience, stopped = Patience(3), []
+    for epoch, each in enumerate(losses, 1):
+        row = {"member_validation": each}
+        stop = lambda why, epoch=epoch: stopped.append(epoch)  # noqa: E731
+        patience(SimpleNamespace(epoch=epoch, row=row, stop=stop))
+    assert (stopped or [len(losses)])[0] == epochs
 
 
 def test_out_of_fold_predictions_come_in_the_order_of_fit():

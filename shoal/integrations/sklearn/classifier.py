@@ -62,7 +62,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
             if every class has at least 10.
         validation_fraction: share of the training data to hold out, without folds.
         n_iter_no_change: epochs without improvement before training stops, with early stopping;
-            with folds, epochs in which no member has improved.
+            with folds, that of the mean over members by 0.5 %.
         network: networks of your own: a function of (input_shape, outputs), or an object with such
             a method `build`, as in `shoal.models`. None for a perceptron.
         preprocess: "auto" standardises numbers and dates, fills gaps and encodes categories. A

@@ -57,7 +57,7 @@ from shoal.integrations.sklearn.explain import (
     importances_of_fit,
     partial_dependence,
 )
-from shoal.integrations.sklearn.presets import Clock, Recipe, batch_for, chosen, recipe_of
+from shoal.integrations.sklearn.presets import Clock, Patience, Recipe, batch_for, chosen, recipe_of
 from shoal.models.blueprint import Architecture, Blueprint
 from shoal.prediction.decisions import CrossConformalIntervals, CrossConformalSets
 from shoal.prediction.predictive import Predictive
@@ -516,8 +516,11 @@ class EnsembleEstimator(BaseEstimator):
             weight = () if others.weight is None else (others.weight,)
             validation = (_prepared(preprocessing, others.X), others.y, *weight)
             held_out |= {"validation": validation, "keep": "best"}
-        if stops_early and recipe.n_iter_no_change is not None:
-            held_out["patience"] = recipe.n_iter_no_change
+        patience, callbacks = recipe.n_iter_no_change if stops_early else None, [stop]
+        if patience is not None and recipe.folds:
+            callbacks.append(Patience(whole("n_iter_no_change", patience)))
+        elif patience is not None:
+            held_out["patience"] = patience
         likelihood = self._likelihood(points.y)
         if recipe.folds and stops_early:
             ranked = {"ranked", "gaussian"} & {*likelihood.about.kinds}
@@ -526,7 +529,7 @@ class EnsembleEstimator(BaseEstimator):
             as_split((x, points.y)).y, len(getattr(self, "classes_", ()))
         )
         options = self._options(recipe, points, seed) | {"likelihood": likelihood, "out": out}
-        options |= held_out | {"callbacks": (stop,)} | dict(self.options or {})
+        options |= held_out | {"callbacks": callbacks} | dict(self.options or {})
         source = {"custom": OWN_DATA}
         if preprocessing is not None:
             source[PREPARED_BY] = type(self).__name__

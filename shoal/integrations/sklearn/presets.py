@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from shoal.core.errors import ConfigError
 from shoal.training.loop.callbacks import EpochEnd
 
@@ -13,6 +15,7 @@ __all__ = [
     "PRESETS_FOR_CLASSES",
     "PRESETS_FOR_NUMBERS",
     "Clock",
+    "Patience",
     "Recipe",
     "batch_for",
     "chosen",
@@ -31,7 +34,7 @@ class Recipe:
         dropout: dropout probability of hidden units.
         numbers: encoding of numbers.
         epochs: most passes over the data.
-        n_iter_no_change: epochs in which no member has improved, after which training ends.
+        n_iter_no_change: epochs without an improvement, after which training ends; see `Patience`.
         learning_rate: learning rate of Adam.
         prior_std: standard deviation of the Gaussian prior of the weights.
         candidates: changes of these settings that compete on out-of-fold data.
@@ -43,7 +46,7 @@ class Recipe:
     dropout: float = 0.0
     numbers: str = "piecewise"
     epochs: int = 400
-    n_iter_no_change: int | None = 20
+    n_iter_no_change: int | None = 10
     learning_rate: float = 3e-3
     prior_std: float = 1.0
     candidates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -54,12 +57,12 @@ _CANDIDATES = {
     "wide layers": {"hidden": (256, 256)},
     "more dropout": {"dropout": 0.25},
 }
-_FAST = Recipe(4, 4, hidden=(64, 64), epochs=100, n_iter_no_change=8, learning_rate=5e-3)
+_FAST = Recipe(4, 4, hidden=(64, 64), epochs=100, n_iter_no_change=5, learning_rate=5e-3)
 
 PRESETS_FOR_NUMBERS = {
     "fast": _FAST,
     "default": Recipe(),
-    "best": Recipe(members=32, n_iter_no_change=40, candidates=_CANDIDATES),
+    "best": Recipe(members=32, n_iter_no_change=30, candidates=_CANDIDATES),
 }
 PRESETS_FOR_CLASSES = {
     name: replace(recipe, dropout=0.1) for name, recipe in PRESETS_FOR_NUMBERS.items()
@@ -136,6 +139,32 @@ class Clock:
         members = max(2, recipe.members * epochs // FEWEST_EPOCHS)
         folds = min(recipe.folds, members)
         return replace(recipe, members=members, folds=folds, epochs=FEWEST_EPOCHS)
+
+
+LEAST = 0.005
+"""Share of the mean loss by which it must fall to count as an improvement."""
+
+
+class Patience:
+    """A callback that ends a run with folds when its members no longer improve.
+
+    Members improve if the mean of their best losses falls by `LEAST` within so many epochs. Small
+    steps count together, and noise in the losses of single members does not go on for ever.
+    """
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs, self.best, self.last, self.known = epochs, math.inf, 0, np.zeros(0)
+
+    def __call__(self, event: EpochEnd) -> None:
+        """Follow the losses of the members on their folds."""
+        losses = [math.inf if loss is None else loss for loss in event.row["member_validation"]]
+        self.known = np.minimum(self.known, losses) if len(self.known) else np.array(losses)
+        finite = self.known[np.isfinite(self.known)]
+        mean = float(finite.mean()) if len(finite) else math.inf
+        if mean < self.best - LEAST * abs(mean):
+            self.best, self.last = mean, event.epoch
+        if event.epoch - self.last >= self.epochs:
+            event.stop(f"members have not improved in {self.epochs} epochs")
 
 
 def chosen(recipe: Recipe, score: Callable[[Recipe], float], say: Callable[[str], None]) -> Recipe:
