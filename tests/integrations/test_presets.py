@@ -144,3 +144,24 @@ def test_members_train_in_single_precision_and_predict_in_double():
     alone = np.concatenate([model.predict(x[None]) for x in X])
     np.testing.assert_allclose(alone, model.predict(X), rtol=0, atol=1e-12)
     assert shoal.evaluate(model.run_, model.dataset(X, y)).scores["test"]["nll"] < 10
+
+
+def test_skewed_targets_choose_their_scale_by_out_of_fold_scores():
+    random = np.random.default_rng(0)
+    X = random.normal(size=(200, 1))
+    y = np.exp(2 * X[:, 0] + 0.5 * random.normal(size=200))
+    model = EnsembleRegressor(**FEW | {"epochs": 40, "learning_rate": 0.02}).fit(X, y)
+    assert type(model.run_.likelihood).__name__ == "LogNormal"
+    assert (model.predict_interval(X)[0] > 0).all()
+    named = EnsembleRegressor(**FEW, likelihood="heteroscedastic").fit(X, y)
+    assert type(named.run_.likelihood).__name__ != "LogNormal"
+
+
+def test_heavy_tails_of_the_noise_are_found():
+    random = np.random.default_rng(0)
+    X = random.normal(size=(600, 1))
+    y = X[:, 0] + 0.2 * random.standard_t(2, size=600)
+    model = EnsembleRegressor(**FEW | {"epochs": 30, "learning_rate": 0.02}).fit(X, y)
+    assert type(model.run_.likelihood).__name__ == "StudentT"
+    low, high = model.predict_interval(X)
+    assert 0.86 < np.mean((low < y) & (y < high)) < 0.95

@@ -263,7 +263,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
             )
         return np.searchsorted(self.classes_, y)
 
-    def _likelihood(self, y: np.ndarray) -> Likelihood:
+    def _likelihood(self, recipe: Recipe, y: np.ndarray) -> Likelihood:
         return Bernoulli() if y.ndim == 2 else Categorical()
 
     def _scored(self, oof: Predictive, y: np.ndarray, weight: np.ndarray | None) -> float:

@@ -36,7 +36,7 @@ from shoal.evaluation.evaluate import evaluate
 from shoal.evaluation.out_of_fold import FoldPredictions, fold_predictions
 from shoal.evaluation.predict import predict
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.likelihoods import Categorical, Likelihood
+from shoal.inference.likelihoods import Categorical, HeteroscedasticGaussian, Likelihood
 from shoal.inference.priors import Gaussian
 from shoal.integrations.sklearn.columns import as_numbers, is_table, merged, rows_of
 from shoal.integrations.sklearn.continued import LOOP, begun, next_pass
@@ -352,7 +352,7 @@ class EnsembleEstimator(BaseEstimator):
         """Targets as the likelihood takes them; `learn` the classes first."""
 
     @abstractmethod
-    def _likelihood(self, y: np.ndarray) -> Likelihood:
+    def _likelihood(self, recipe: Recipe, y: np.ndarray) -> Likelihood:
         """The likelihood of the encoded targets."""
 
     @abstractmethod
@@ -375,6 +375,10 @@ class EnsembleEstimator(BaseEstimator):
                 f"type model = {name}(conformal=True).fit(X, y)"
             )
         return self.conformal_
+
+    def _with_candidates(self, recipe: Recipe, y: np.ndarray) -> Recipe:
+        """The recipe with further candidates that the targets suggest."""
+        return recipe
 
     def _weighted(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray | None:
         return weight
@@ -484,6 +488,7 @@ class EnsembleEstimator(BaseEstimator):
             return self._loss(self._trained(small, points, seed, clock.stop).oof, points)
 
         with _ONE_FIT:
+            recipe = self._with_candidates(recipe, points.y)
             if recipe.folds and recipe.candidates:
                 recipe = chosen(clock.fitting(recipe, pilot), score, self._say)
             recipe = clock.fitting(recipe, pilot)
@@ -521,7 +526,7 @@ class EnsembleEstimator(BaseEstimator):
             callbacks.append(Patience(whole("n_iter_no_change", patience)))
         elif patience is not None:
             held_out["patience"] = patience
-        likelihood = self._likelihood(points.y)
+        likelihood = self._likelihood(recipe, points.y)
         if recipe.folds and stops_early:
             ranked = {"ranked", "gaussian"} & {*likelihood.about.kinds}
             held_out["keep"] = "crps" if ranked else "best"
@@ -541,7 +546,8 @@ class EnsembleEstimator(BaseEstimator):
         if not options["folds"]:
             return _Trained(preprocessing, run, None, others)
         if self.calibrate and type(likelihood).calibrated is not Likelihood.calibrated:
-            run = calibrate(run)
+            chosen_shape = type(likelihood) is HeteroscedasticGaussian
+            run = calibrate(run, shape="auto" if chosen_shape else "trained")
         return _Trained(preprocessing, run, fold_predictions(run), others)
 
     def _changed(self) -> dict[str, str]:

@@ -37,6 +37,7 @@ class Recipe:
         n_iter_no_change: epochs without an improvement, after which training ends; see `Patience`.
         learning_rate: learning rate of Adam.
         prior_std: standard deviation of the Gaussian prior of the weights.
+        likelihood: distribution of the targets; None for that of the estimator.
         candidates: changes of these settings that compete on out-of-fold data.
     """
 
@@ -49,6 +50,7 @@ class Recipe:
     n_iter_no_change: int | None = 10
     learning_rate: float = 3e-3
     prior_std: float = 1.0
+    likelihood: Any = None
     candidates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 

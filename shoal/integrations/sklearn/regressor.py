@@ -1,6 +1,7 @@
 """`EnsembleRegressor`: an ensemble of networks that predicts numbers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -16,7 +17,7 @@ from sklearn.utils.validation import (
 from torch import Tensor
 
 from shoal.data.batches.batch import check_same_rows
-from shoal.inference.likelihoods import HeteroscedasticGaussian, Likelihood
+from shoal.inference.likelihoods import HeteroscedasticGaussian, Likelihood, suggested
 from shoal.inference.likelihoods import registry as likelihoods
 from shoal.integrations.sklearn.estimator import EnsembleEstimator, Network
 from shoal.integrations.sklearn.presets import PRESETS_FOR_NUMBERS, Recipe
@@ -74,8 +75,9 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         options: more arguments of `shoal.fit`, such as {"prior": ..., "schedule": "cosine"}.
         random_state: seed, generator or None, as in scikit-learn.
         verbose: show progress.
-        likelihood: distribution of the targets. None for Gaussian noise of one learned size;
-            "heteroscedastic" for noise that depends on X; or another one of `shoal.likelihoods`.
+        likelihood: distribution of the targets, one of `shoal.likelihoods`. None for noise that
+            depends on X. Out-of-fold predictions then choose between Gaussian and Student's t
+            tails, and for positive skewed targets between y and log y (not with "fast").
 
     Attributes:
         run_: the run: `shoal.report`, `shoal.landscape` and `shoal.evidence` take it.
@@ -214,10 +216,19 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
     def _scored(self, oof: Predictive, y: np.ndarray, weight: np.ndarray | None) -> float:
         return float(r2_score(y, self._as_targets(oof.mean), sample_weight=weight))
 
-    def _likelihood(self, y: np.ndarray) -> Likelihood:
-        if self.likelihood is None:
-            return HeteroscedasticGaussian(damping=0.5)
-        return likelihoods.make(self.likelihood)
+    def _likelihood(self, recipe: Recipe, y: np.ndarray) -> Likelihood:
+        named = recipe.likelihood if self.likelihood is None else self.likelihood
+        return HeteroscedasticGaussian(damping=0.5) if named is None else likelihoods.make(named)
+
+    def _with_candidates(self, recipe: Recipe, y: np.ndarray) -> Recipe:
+        chooses = self.likelihood is None and self.preset != "fast"
+        found = suggested(y) if chooses else None
+        if found is None or found.name != "lognormal":
+            return recipe
+        noise = {"name": "lognormal", "damping": 0.5}
+        return replace(
+            recipe, candidates={**recipe.candidates, "log targets": {"likelihood": noise}}
+        )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
