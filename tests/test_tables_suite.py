@@ -13,6 +13,7 @@ import torch
 from scipy.special import ndtri
 
 import shoal
+from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
 from studies.common import read_csv
 from studies.tables import models, page, results, run, sets
 from studies.tables.scores import Mixture, Quantiles, class_scores, scores
@@ -141,6 +142,15 @@ def test_models_of_scikit_learn_beat_a_guess(folder, model, task):
     assert found["coverage"] > 0.5 if task == "regression" else found["log_loss"] < 3
 
 
+def test_arms_of_the_ablation_are_settings_of_the_estimators():
+    arms = json.loads((sets.LIST.parent / "ablation.json").read_text())
+    for name, arm in arms.items():
+        task = arm.pop("task", None)
+        assert task in (None, "regression")
+        for kind in (EnsembleRegressor,) if task else (EnsembleRegressor, EnsembleClassifier):
+            assert set(arm) <= set(kind().get_params()), name
+
+
 def test_an_arm_of_shoal_takes_settings_and_has_all_scores(folder):
     table = sets.load(folder, "regression", 0)
     arm = models.models({"tiny": {"members": 2, "hidden": (4,), "epochs": 2}})["tiny"]
@@ -199,12 +209,14 @@ def test_rows_that_are_there_are_not_fitted_again(tmp_path):
     given = SimpleNamespace(out=tmp_path / "a.csv", retry=False, half="judging")
     given.sets, given.splits, given.models = "boston,magic", "0,1", "a,b"
     first = [("magic", 0, "a"), ("magic", 0, "b"), ("boston", 0, "a")]
-    assert run.missing(given, read_csv)[:3] == first
+    assert run.missing(given, read_csv, {})[:3] == first
     given.out.write_text("set,split,model,status\nmagic,0,a,ok\nboston,0,a,failed\n")
-    left = run.missing(given, read_csv)
+    left = run.missing(given, read_csv, {})
     assert len(left) == 6 and ("boston", 0, "a") not in left
+    alone = run.missing(given, read_csv, {"b": "regression"})
+    assert {name for name, _, model in alone if model == "b"} == {"boston"}
     given.retry = True
-    assert ("boston", 0, "a") in run.missing(given, read_csv)
+    assert ("boston", 0, "a") in run.missing(given, read_csv, {})
 
 
 def write_rows(path, scores):

@@ -34,8 +34,8 @@ PLAN = """# Encodings of numbers for tables
 
 `EnsembleRegressor(numbers=...)` with every other setting at its default.
 `python -m studies.tables.encodings` trains what `raw.csv` has not yet, on one CPU core that other
-work may share, and writes this page. [The suite](suite/README.md) compares the estimators with
-other libraries.
+work may share, and writes this page. The other defaults are those before presets: five members and
+no folds. [The suite](suite/README.md) compares today's estimators with other libraries.
 
 ## Plan, written before the runs
 

@@ -32,14 +32,9 @@ class Run(NamedTuple):
     device: str
 
 
-def is_category(frame):
-    """Whether each column holds categories."""
-    return [str(kind) == "category" for kind in frame.dtypes]
-
-
 def categories(frame):
     """Names of the columns of categories."""
-    return [c for c, yes in zip(frame, is_category(frame), strict=True) if yes]
+    return [column for column in frame if str(frame[column].dtype) == "category"]
 
 
 def named_gaps(frame):

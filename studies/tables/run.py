@@ -4,8 +4,10 @@ python -m studies.tables.run --half development --models shoal,catboost --data F
 
 Every fit is a process of its own with `--threads` threads on cores of its own. A fit that fails or
 takes longer than `--limit` seconds leaves a row with the reason. `--settings FILE` adds arms of
-Shoal: a JSON object of names, each with keyword arguments of the estimator. `--within SECONDS` ends
-the command in time: what was running then has no row, and the same command goes on.
+Shoal: a JSON object of names, each with keyword arguments of the estimator, and with "task" where
+an arm is for one task alone. Without `--models` all arms of the file run beside the default.
+`--within SECONDS` ends the command in time: what was running then has no row, and the same command
+goes on.
 """
 
 import argparse
@@ -33,7 +35,7 @@ def arguments():
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--half", choices=sets.HALVES, required=True)
-    parser.add_argument("--models", required=True, help="names, with commas between")
+    parser.add_argument("--models", help="names, with commas between")
     parser.add_argument("--data", type=Path, required=True, help="folder that sets.py made")
     parser.add_argument("--out", type=Path, required=True, help="CSV file")
     parser.add_argument("--settings", type=Path, help="JSON file of arms of Shoal")
@@ -57,7 +59,7 @@ def limit_threads(threads):
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={threads}"
 
 
-def missing(given, read_csv):
+def missing(given, read_csv, tasks):
     """Set, split and model of every fit without a row: large sets first within a split."""
     rows = read_csv(given.out, missing_ok=True)
     done = {
@@ -67,14 +69,14 @@ def missing(given, read_csv):
     }
     only = given.sets.split(",") if given.sets else None
     listed = {row["name"]: int(row["train"]) for row in read_csv(sets.SUITE / "sets.csv")}
-    chosen = [s.name for s in sets.sets() if s.half == given.half and (not only or s.name in only)]
-    chosen.sort(key=lambda name: -listed[name])
+    chosen = [s for s in sets.sets() if s.half == given.half and (not only or s.name in only)]
+    chosen.sort(key=lambda a_set: -listed[a_set.name])
     return [
-        (name, split, model)
+        (a_set.name, split, model)
         for split in map(int, given.splits.split(","))
-        for name in chosen
+        for a_set in chosen
         for model in given.models.split(",")
-        if (name, split, model) not in done
+        if (a_set.name, split, model) not in done and tasks.get(model, a_set.task) == a_set.task
     ]
 
 
@@ -205,12 +207,15 @@ def main():
     from studies.common import append_rows, read_csv
     from studies.tables.models import LIBRARIES, models
 
-    known = models(json.loads(given.settings.read_text()) if given.settings else {})
+    arms = json.loads(given.settings.read_text()) if given.settings else {}
+    tasks = {name: arm.pop("task") for name, arm in arms.items() if "task" in arm}
+    known = models(arms)
+    given.models = given.models or ",".join(["shoal", *arms])
     asked = given.models.split(",")
     if unknown := [name for name in asked if name not in known]:
         sys.exit(f"there is no model {unknown[0]!r}; type some of {', '.join(known)}")
     given.versions = preload(asked, LIBRARIES)
-    cells, fits = missing(given, read_csv), Fits(given, known)
+    cells, fits = missing(given, read_csv, tasks), Fits(given, known)
     listed = {row["name"]: row["sha256"] for row in read_csv(sets.SUITE / "sets.csv")}
     for name in dict.fromkeys(cell[0] for cell in cells):
         if sets.digest(given.data, name) != listed[name]:
