@@ -69,6 +69,11 @@ CHECKS = {
     "sharp changes": lambda a: (
         a.model.preprocessing_.transform(a.x.numpy()).shape[1] > 10 * a.x.shape[1]
     ),
+    "columns of a table matter": lambda a: (
+        abs(a.shares.sum() - 1) < 1e-9 and len(a.ranked) == 4 and a.curve.mean.shape == (10,)
+    ),
+    "drift away": lambda a: not a.calm and a.moved.drifted == ("x0",),
+    "come later": lambda a: a.model.score(a.x_test, a.y_test) > 0.7,
     "overfit": lambda a: len(a.run.history) < 200 and a.run.best_epoch <= len(a.run.history),
     "interrupted": lambda a: len(a.run.history) == 10,
     "load it later": lambda a: len(a.pred) == 150,

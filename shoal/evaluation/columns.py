@@ -125,7 +125,7 @@ _WORDS = {"crps": "the CRPS in units of y", "nll": "the NLL in nats"}
 
 
 def score_of(pred: Predictive) -> str:
-    """The proper score of a prediction: CRPS where it has a closed form, NLL elsewhere."""
+    """The proper score of a prediction: CRPS where it is known, NLL elsewhere."""
     return "crps" if registry["crps"].fits(pred) else "nll"
 
 

@@ -259,8 +259,8 @@ class EnsembleEstimator(BaseEstimator):
     ) -> Importances:
         """How much worse predictions become if the values of a column are permuted.
 
-        The score is the CRPS in units of y for Gaussian noise, the NLL in nats for all others. A
-        column is permuted before preprocessing. Columns that say the same share their importance.
+        The score is the CRPS in units of y for real numbers, the NLL in nats for others. A column
+        is permuted before preprocessing. Columns that say the same share their importance.
 
         Args:
             X: data to permute. None for the importances that `fit` has found, with one permutation

@@ -55,7 +55,7 @@ FEW, CURVES = 200, 3
 AT_ONCE = 8192
 """Rows that are prepared and predicted at once."""
 
-MOST, FEWEST, WIDE = 500, 100, 200
+MOST, FEWEST, WIDE = 500, 100, 15
 """Points of the importances of `fit`: most, fewest, and columns from which they become fewer."""
 
 
@@ -156,22 +156,23 @@ def _out_of_fold(
     place = np.zeros(len(rows), dtype=np.int64)
     place[kept] = np.arange(len(kept))
 
-    def predict(inputs: np.ndarray) -> Predictive:
-        return _mixture(run, folds, mixture, inputs[place])
+    def predict(inputs: np.ndarray, copies: int) -> Iterator[Predictive]:
+        by_copy = inputs.reshape(copies, len(kept), -1)[:, place]
+        return _mixtures(run, folds, mixture, by_copy)
 
     def permuted(jobs: Sequence[Permuted]) -> Iterator[Predictive]:
         size = max(1, AT_ONCE // len(kept))
         for start in range(0, len(jobs), size):
             block = jobs[start : start + size]
             prepared = model._prepared(_with_permuted(used.X, block))
-            yield from map(predict, np.split(prepared, len(block)))
+            yield from predict(prepared, len(block))
 
     precision = run.config.get("precision")
     members = ensemble.alive.nonzero().flatten().cpu().numpy()
     with torch.no_grad(), evaluating(ensemble), calculating_in(precision, ensemble):
         return permutation_importances(
             column_names(model),
-            predict(model._prepared(used.X)),
+            next(predict(model._prepared(used.X), 1)),
             permuted,
             used.y,
             data="out-of-fold",
@@ -182,13 +183,20 @@ def _out_of_fold(
         )
 
 
-def _mixture(run: Run, folds: Folds, mixture: FoldMixture, inputs: np.ndarray) -> Predictive:
-    """Out-of-fold prediction of the inputs of all folds, fold by fold."""
+def _mixtures(
+    run: Run, folds: Folds, mixture: FoldMixture, inputs: np.ndarray
+) -> Iterator[Predictive]:
+    """Out-of-fold predictions of several copies of the points of all folds [C, K b, D].
+
+    One forward pass has them all: in each fold its points of every copy.
+    """
     ensemble, shape = run.ensemble, run.target_shape
-    x = torch.as_tensor(inputs).to(ensemble.device, ensemble.dtype)
+    copies = torch.as_tensor(inputs).to(ensemble.device, ensemble.dtype)
+    x = copies.unflatten(1, (folds.count, -1)).transpose(0, 1).flatten(0, 2)
     outputs = fold_outputs(ensemble, x, range(ensemble.members), folds)[ensemble.alive].cpu()
     axes = None if shape is None else 1 + len(shape)
-    return Predictive(mixture.mixed(outputs), run.likelihood, None, axes)
+    for each in outputs.unflatten(1, (len(copies), -1)).unbind(1):
+        yield Predictive(mixture.mixed(each), run.likelihood, None, axes)
 
 
 def _check_columns(X: Any) -> None:
