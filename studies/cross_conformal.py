@@ -2,6 +2,8 @@
 
 python -m studies.cross_conformal [--splits 5]
 
+A second call goes on where the first one stopped.
+
 Plan, written before the runs. Tables: diabetes, concrete, breast cancer. Splits 0 to 4, each with a
 fifth of the points as test set, drawn by the split's number, which is also the model's seed.
 Models: `EnsembleRegressor(conformal=True)` and `EnsembleClassifier(conformal=True)`, nothing else
@@ -108,11 +110,12 @@ def main():
     parser.add_argument("--splits", type=int, default=5)
     splits = parser.parse_args().splits
     place = PLACE / "tables.csv"
-    place.unlink(missing_ok=True)
+    done = {(row["table"], int(row["split"])) for row in read_csv(place, missing_ok=True)}
     for split in range(splits):
         for name in TABLES:
-            append_rows(place, HEADER, rows(name, split))
-            print(name, split, flush=True)
+            if (name, split) not in done:
+                append_rows(place, HEADER, list(rows(name, split)))
+                print(name, split, flush=True)
     text = page(read_csv(place), splits)
     (PLACE / "tables.md").write_text(text, encoding="utf-8")
     print(text)
