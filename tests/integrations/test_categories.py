@@ -256,6 +256,25 @@ def test_decimals_and_periods_are_numbers_and_dates():
     np.testing.assert_array_equal(as_seconds(months)[:, 0], [0, np.nan, 59 * 86_400])
 
 
+@pytest.mark.parametrize("form", ["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%SZ"])
+def test_texts_in_the_form_of_dates_are_dates(form):
+    days = pd.date_range("2020-01-01", periods=50, freq="27D").to_series()
+    days.iloc[3] = pd.NaT
+    texts = pd.DataFrame({"day": days.dt.strftime(form)})
+    assert input_kind(texts["day"]) == "dates"
+    expected = as_seconds(pd.DataFrame({"day": days}))
+    np.testing.assert_array_equal(as_seconds(texts), expected)
+    assert input_kind(pd.Series([None] * 9, dtype="string")) == "categories"
+    for other in ("", "2020-13-01", "01/02/2020", "2020", "soon"):
+        mixed = texts["day"].where(texts.index > texts.index[0], other)
+        assert input_kind(mixed) == "left out", other
+    model = EnsembleRegressor(**FEW).fit(texts, np.arange(50.0))
+    same = EnsembleRegressor(**FEW).fit(pd.DataFrame({"day": days}), np.arange(50.0))
+    np.testing.assert_array_equal(model.predict(texts), same.predict(pd.DataFrame({"day": days})))
+    with pytest.raises(DataError, match="'day' must hold dates"):
+        model.predict(pd.DataFrame({"day": ["soon"]}))
+
+
 @pytest.mark.parametrize("dtype", ["string", "category", object])
 def test_gaps_of_every_type_of_column_are_one_category(dtype):
     X, y = shops(200, cities=40)

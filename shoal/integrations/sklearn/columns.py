@@ -1,5 +1,6 @@
 """Columns of a table: what they hold, their values as arrays, and equal rows as one."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -133,7 +134,8 @@ _DATES = {"date", "datetime", "datetime64", "period"}
 def kind_of(column: Any) -> str:
     """What a column holds: "numbers", "dates" or "categories".
 
-    Categories are texts, a categorical type, or objects of several kinds.
+    Categories are texts, a categorical type, or objects of several kinds. Texts that all are dates
+    in the form of ISO 8601, such as 2024-05-31 or 2024-05-31 14:00, are dates.
     """
     kinds = require("pandas", extra="frames").api.types
     if isinstance(column.dtype, kinds.CategoricalDtype):
@@ -143,9 +145,22 @@ def kind_of(column: Any) -> str:
     if kinds.is_numeric_dtype(column) or kinds.is_bool_dtype(column):
         return "numbers"
     kind = kinds.infer_dtype(column, skipna=True)
-    if kind in _DATES:
+    if kind in _DATES or (kind == "string" and _are_dates(column)):
         return "dates"
     return "numbers" if kind in _NUMBERS else "categories"
+
+
+_ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.]\d+)?)?(Z|[+-]\d\d:?\d\d)?)?")
+"""Day, month and year in another order would be a guess."""
+
+
+def _are_dates(texts: Any) -> bool:
+    """Whether all texts of a column are dates."""
+    known = texts.dropna()
+    if not len(known) or not all(_ISO_DATE.fullmatch(text) for text in known):
+        return False
+    to_datetime = require("pandas", extra="frames").to_datetime
+    return bool(to_datetime(known, utc=True, format="ISO8601", errors="coerce").notna().all())
 
 
 def input_kind(column: Any, weight: np.ndarray | None = None) -> str:
@@ -206,7 +221,9 @@ def _seconds(column: Any, name: object) -> np.ndarray:
     try:
         if isinstance(column.dtype, pandas.PeriodDtype):
             column = column.dt.to_timestamp()
-        dates = pandas.to_datetime(column, utc=True).dt.tz_localize(None)
+        texts = pandas.api.types.infer_dtype(column, skipna=True) == "string"
+        form = {"format": "ISO8601"} if texts else {}
+        dates = pandas.to_datetime(column, utc=True, **form).dt.tz_localize(None)
     except (TypeError, ValueError) as error:
         raise DataError(f"column {name!r} must hold dates, but {error}") from None
     whole = dates.to_numpy(dtype="datetime64[s]")
