@@ -101,7 +101,7 @@ def dependence(
         axes.set(ylim=(len(grid) - 0.5, -0.5))
     elif np.issubdtype(grid.dtype, np.datetime64):
         dates = require("matplotlib.dates", extra="report")
-        locator = dates.AutoDateLocator(maxticks=5)
+        locator = dates.AutoDateLocator(minticks=2, maxticks=7)
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
     legend(figure, axes)

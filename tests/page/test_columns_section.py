@@ -13,6 +13,7 @@ from shoal.page.blocks import Figure, Fold, Statement
 from shoal.page.report_data import load_report_data
 from shoal.page.sections.columns import columns_section
 from shoal.plots.columns import dependence, importances
+from shoal.plots.figure import svg
 from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
 
 PLAIN = {"numbers": "standard", "dropout": 0.0, "learning_rate": 0.02, "batch_size": 100}
@@ -126,3 +127,12 @@ def test_figures_show_the_numbers():
     grid = np.array([1.0, 2.0])
     curve = dependence("age", grid, grid, grid - 1, grid + 1, "mean").axes[0].get_lines()[0]
     assert curve.get_ydata().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("days", [0.02, 1.5, 20, 55, 300, 700, 960, 9000])
+def test_dates_of_any_range_have_a_few_ticks(days):
+    start = np.datetime64("2020-01-03T05:00:00", "s")
+    grid = start + (np.linspace(0, days, 10) * 86_400).astype("timedelta64[s]")
+    figure = dependence("day", grid, np.ones(10), np.ones(10), np.ones(10), "mean")
+    svg(figure, "days")  # warnings are errors
+    assert 2 <= len(figure.axes[0].get_xticks()) <= 8
