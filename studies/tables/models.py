@@ -4,8 +4,11 @@ A model is a function of a table and of `Run`. It fits, and returns a function t
 forecasts of the test points by name: more than one where a fit has two kinds of prediction.
 """
 
+# Libraries of this study alone.
+# pyright: reportMissingImports=false
+
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,7 +62,8 @@ def matrices(table, scaled=False):
         (make_pipeline(fill, StandardScaler()) if scaled else fill, numbers),
         (OneHotEncoder(handle_unknown="ignore", sparse_output=False), chosen),
     )
-    return both.fit_transform(named_gaps(table.x)), both.transform(named_gaps(table.x_test))
+    train, test = both.fit_transform(named_gaps(table.x)), both.transform(named_gaps(table.x_test))
+    return np.asarray(train, float), np.asarray(test, float)
 
 
 def held_out(table, seed, share):
@@ -109,7 +113,8 @@ def shoal_numbers(model, table):
         levels = np.arange(1, 100) / 100
         values = np.stack([model.predict_quantile(table.x_test, q) for q in levels])
         kept["crps"] = pinball_crps(Quantiles(levels, values, values.mean(0)), table.y_test)
-    return kept | interval_scores(*model.predict_interval(table.x_test, level=0.9), table.y_test)
+    low, high = model.predict_interval(table.x_test, level=0.9)
+    return kept | interval_scores(low, high, table.y_test)
 
 
 def catboost(table, run, name, rounds=None, rate=None, patience=None):
@@ -234,13 +239,14 @@ def gaussian_process(table, run, name):
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
     x, x_test = matrices(table, scaled=True)
+    wide = x.shape[1]
     rows = np.random.default_rng(run.seed).permutation(len(x))[: GP_POINTS[table.task]]
     if table.classes:
-        kernel = ConstantKernel(1.0) * RBF(np.sqrt(x.shape[1]))
+        kernel = ConstantKernel(1.0) * RBF(wide**0.5)
         classifier = GaussianProcessClassifier(kernel, random_state=run.seed)
         classifier.fit(x[rows], table.y[rows])
         return lambda: {name: Classes(classifier.predict_proba(x_test))}
-    scales = np.full(x.shape[1] if x.shape[1] <= 30 else 1, np.sqrt(x.shape[1]))
+    scales: Any = [wide**0.5] * (wide if wide <= 30 else 1)
     kernel = ConstantKernel(1.0) * RBF(scales, (1e-2, 1e4)) + WhiteKernel(0.1, (1e-6, 1e1))
     model = GaussianProcessRegressor(kernel, normalize_y=True, random_state=run.seed)
     model.fit(x[rows], table.y[rows])

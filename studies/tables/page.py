@@ -4,6 +4,7 @@ python -m studies.tables.page
 """
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -105,7 +106,8 @@ def rank_figure(found, title):
     """Mean ranks on a line; a bar joins models that do not differ significantly."""
     order = np.argsort(found.mean, kind="stable")
     groups = cliques(found)
-    with matplotlib.rc_context(rc() | {"font.size": 10}):
+    settings: Any = rc() | {"font.size": 10}
+    with matplotlib.rc_context(settings):
         rows = -(-len(order) // 2)
         figure = Figure(figsize=(7.6, 1.1 + 0.26 * rows + 0.14 * len(groups)))
         axes = figure.add_axes((0.02, 0.02, 0.96, 0.88))
@@ -181,8 +183,9 @@ def judged(raw):
         if np.isfinite(mean):
             asked = f"5. seconds of {label(model)} / CatBoost, at most {most}"
             lines.append([asked, f"{mean:.2f}", mean <= most])
+    lines.sort(key=lambda line: str(line[0])[0])
     cells = [[asked, text, "yes" if enough else "**no**"] for asked, text, enough in lines]
-    return markdown_table(["asked", "found", "reached"], sorted(cells, key=lambda c: c[0][0]))
+    return markdown_table(["asked", "found", "reached"], cells)
 
 
 def compared(raw, task, models, sets):

@@ -37,7 +37,7 @@ LABELS = {
 }
 
 
-def label(model):
+def label(model: str) -> str:
     """The name of a model on the page; arms of a file of settings have their own."""
     return LABELS.get(model, model)
 

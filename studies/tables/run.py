@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 import traceback
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 from studies.tables import sets
@@ -27,13 +27,16 @@ from studies.tables import sets
 SCORES = "crps nll rmse coverage width log_loss error brier ece".split()
 SECONDS = "fit_seconds predict_seconds wall_seconds cpu_seconds".split()
 HEADER = ["set", "split", "model", "status", *SCORES, *SECONDS, "threads", "device", "version"]
+PACKAGES = {"sklearn": "scikit-learn", "bde": "sklearn-contrib-bde"}
+"""Names of packages that differ from those of their modules."""
+
 APART = {"bde"}
 """Libraries that must not be imported before a process divides."""
 
 
 def arguments():
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description="Fit models on a half of the suite.")
     parser.add_argument("--half", choices=sets.HALVES, required=True)
     parser.add_argument("--models", help="names, with commas between")
     parser.add_argument("--data", type=Path, required=True, help="folder that sets.py made")
@@ -187,13 +190,11 @@ def preload(names, libraries):
     found = {}
     for name in names:
         library = libraries.get(name, "shoal")
-        package = {"sklearn": "scikit-learn", "bde": "sklearn-contrib-bde"}.get(library, library)
+        package = PACKAGES.get(library, str(library))
         try:
-            if library not in APART:
-                importlib.import_module(library)
-            found[name] = f"{library} {version(package)}"
-        except PackageNotFoundError:
-            found[name] = f"{library} {getattr(sys.modules[library], '__version__', '')}".strip()
+            known = None if library in APART else importlib.import_module(library)
+            own = getattr(known, "__version__", None)  # of a checkout that is not installed
+            found[name] = f"{library} {own or version(package)}"
         except ImportError as error:
             sys.exit(f"{name} needs {package}, which could not be imported ({error})")
     return found

@@ -7,12 +7,15 @@ makes one file per set, and writes docs/results/tables/suite/sets.csv. The sets 
 numpy and pandas alone. Neither needs shoal.
 """
 
+# Libraries of this study alone.
+# pyright: reportMissingImports=false
+
 import argparse
 import csv
 import hashlib
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -51,7 +54,7 @@ def sets():
     for half, task, name, source, *more in map(str.split, LIST.read_text().splitlines()):
         target = [word for word in more if word != "whole" and word[0] != "-"]
         drop = tuple(word[1:] for word in more if word[0] == "-")
-        yield Set(name, half, task, source, *target or [""], drop, "whole" in more)
+        yield Set(name, half, task, source, " ".join(target), drop, "whole" in more)
 
 
 class Table(NamedTuple):
@@ -128,13 +131,14 @@ def points(a_set, y, test, split):
     """Indices of training and test points of a split, cut to size by a seeded draw."""
     rng = np.random.default_rng(split)
     if test is not None:
-        train, test = np.flatnonzero(~test[split]), np.flatnonzero(test[split])
+        parts: Any = np.flatnonzero(~test[split]), np.flatnonzero(test[split])
     else:
         from sklearn.model_selection import train_test_split
 
         classes = y if a_set.task == "classification" else None
         rows = np.arange(len(y))
-        train, test = train_test_split(rows, test_size=0.1, random_state=split, stratify=classes)
+        parts = train_test_split(rows, test_size=0.1, random_state=split, stratify=classes)
+    train, test = parts
     if not a_set.whole:
         train = rng.choice(train, TRAINING, replace=False) if len(train) > TRAINING else train
         test = rng.choice(test, TEST, replace=False) if len(test) > TEST else test
