@@ -165,3 +165,13 @@ def test_heavy_tails_of_the_noise_are_found():
     assert type(model.run_.likelihood).__name__ == "StudentT"
     low, high = model.predict_interval(X)
     assert 0.86 < np.mean((low < y) & (y < high)) < 0.95
+
+
+def test_trials_are_silent_and_the_training_has_the_callbacks(recwarn, tmp_path):
+    X, y = line(80)
+    X, seen = np.column_stack([X, y]), []  # a column that is the target: a warning
+    options = {"callbacks": [lambda event: seen.append(event.epoch)]}
+    change = {"time_limit": 1000, "options": options, "out": tmp_path / "run", "epochs": 2}
+    EnsembleRegressor(**FEW | change).fit(X, y)
+    assert seen == [1, 2] and (tmp_path / "run").is_dir()
+    assert sum("is the target itself" in str(each.message) for each in recwarn) == 1

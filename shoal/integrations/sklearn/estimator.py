@@ -3,6 +3,7 @@
 import copy
 import inspect
 import threading
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from torch import nn
 
 from shoal.core.arguments import checked, share, whole
 from shoal.core.caller import calling
-from shoal.core.errors import ConfigError, DataError
+from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.data.batches.batch import check_same_rows
 from shoal.data.batches.sources import as_split
 from shoal.data.dataset import Dataset, Split
@@ -74,7 +75,6 @@ Network = Callable[[tuple[int, ...], int], nn.Module] | Architecture
 
 ENOUGH_POINTS, ENOUGH_OF_A_CLASS = 40, 10
 """Data points, and data points of each class, from which early_stopping="auto" holds out some."""
-
 
 UNWATCHED = 100
 """Most epochs where no held-out data end the training."""
@@ -481,20 +481,22 @@ class EnsembleEstimator(BaseEstimator):
         if self.epochs is None and not recipe.folds and not self._stops_early(points.y):
             recipe = replace(recipe, epochs=UNWATCHED)
 
-        def pilot(small: Recipe, watch: Callable[..., None]) -> None:
-            self._trained(small, points, seed, watch)
+        def trial(small: Recipe, stop: Callable[..., None]) -> _Trained:
+            with warnings.catch_warnings():  # the training itself repeats what it has to say
+                warnings.simplefilter("ignore", ShoalWarning)
+                return self._trained(small, points, seed, stop)
 
         def score(small: Recipe) -> float:
-            return self._loss(self._trained(small, points, seed, clock.stop).oof, points)
+            return self._loss(trial(small, clock.stop).oof, points)
 
         with _ONE_FIT:
             recipe = self._with_candidates(recipe, points.y)
             if recipe.folds and recipe.candidates:
-                recipe = chosen(clock.fitting(recipe, pilot), score, self._say)
-            recipe = clock.fitting(recipe, pilot)
+                recipe = chosen(clock.fitting(recipe, trial), score, self._say)
+            recipe = clock.fitting(recipe, trial)
             name, parameters = type(self).__name__, self._changed()
             with calling("estimator", name=name, parameters=parameters):
-                trained = self._trained(recipe, points, seed, clock.stop, out=self.out)
+                trained = self._trained(recipe, points, seed, clock.stop, last=True)
         self.preprocessing_, run, oof, validation = trained
         self.run_ = replace(run, given=None)  # a fitted estimator does not keep its data
         self.n_iter_ = len(run.history)
@@ -507,9 +509,12 @@ class EnsembleEstimator(BaseEstimator):
         points: "_Points",
         seed: int,
         stop: Callable[..., None],
-        out: str | Path | None = None,
+        last: bool = False,
     ) -> "_Trained":
-        """Preprocessing, run and out-of-fold predictions of a recipe."""
+        """Preprocessing, run and out-of-fold predictions of a recipe.
+
+        The `last` training alone has a folder, and the caller's callbacks and loggers.
+        """
         held_out: dict[str, Any] = {"folds": recipe.folds or None}
         others, stops_early = None, self._stops_early(points.y)
         if recipe.folds:
@@ -533,8 +538,14 @@ class EnsembleEstimator(BaseEstimator):
         outputs = likelihood.width_for(
             as_split((x, points.y)).y, len(getattr(self, "classes_", ()))
         )
-        options = self._options(recipe, points, seed) | {"likelihood": likelihood, "out": out}
-        options |= held_out | {"callbacks": callbacks} | dict(self.options or {})
+        options = self._options(recipe, points, seed) | {"likelihood": likelihood} | held_out
+        options |= self.options or {}
+        if last:
+            callbacks += options.get("callbacks", ())
+            options["out"] = options.get("out", self.out)
+        else:
+            options |= {"loggers": (), "out": None}
+        options["callbacks"] = callbacks
         source = {"custom": OWN_DATA}
         if preprocessing is not None:
             source[PREPARED_BY] = type(self).__name__
