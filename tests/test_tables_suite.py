@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -205,6 +206,12 @@ def test_a_fit_that_fails_or_takes_too_long_leaves_its_reason(folder):
     assert rows["slow"]["status"] == "more than 2 s" and float(rows["slow"]["wall_seconds"]) >= 2
 
 
+def test_rows_of_shoal_name_the_state_of_its_code():
+    found = run.preload(["shoal", "forest"], models.LIBRARIES)
+    assert re.fullmatch(r"shoal \S+, code [0-9a-f]{8}", found["shoal"])
+    assert re.fullmatch(r"sklearn [\d.]+", found["forest"])
+
+
 def test_rows_that_are_there_are_not_fitted_again(tmp_path):
     given = SimpleNamespace(out=tmp_path / "a.csv", retry=False, half="judging")
     given.sets, given.splits, given.models = "boston,magic", "0,1", "a,b"
@@ -219,13 +226,13 @@ def test_rows_that_are_there_are_not_fitted_again(tmp_path):
     assert ("boston", 0, "a") in run.missing(given, read_csv, {})
 
 
-def write_rows(path, scores):
+def write_rows(path, scores, version="1"):
     """A raw file of (set, model) with the score of three splits; None is a fit that failed."""
     lines = [",".join(run.HEADER)]
     for (name, model), values in scores.items():
         for split, value in enumerate(values):
             held = {"set": name, "split": split, "model": model, "status": "ok", "threads": 2}
-            held |= {"fit_seconds": 2.0, "device": "cpu", "version": "1", "coverage": 0.9}
+            held |= {"fit_seconds": 2.0, "device": "cpu", "version": version, "coverage": 0.9}
             held |= {"crps": value, "log_loss": value} if value else {"status": "out of memory"}
             lines.append(",".join(str(held.get(column, "")) for column in run.HEADER))
     path.write_text("\n".join(lines) + "\n")
@@ -247,13 +254,14 @@ def test_the_page_names_what_is_worse_what_failed_and_what_was_not_reached(tmp_p
     found |= {("concrete", "catboost"): (0.8, 0.7, 1.2), ("ames", "ngboost"): (1.3, 1.3, None)}
     found |= {("yacht", "bde"): (0.95,)}
     write_rows(tmp_path / "judging-a.csv", found)
-    write_rows(tmp_path / "judging-b.csv", {("boston", "shoal"): (0.5, 0.5, 0.5)})
+    write_rows(tmp_path / "judging-b.csv", {("boston", "shoal"): (0.5, 0.5, 0.5)}, "2")
     page.page(tmp_path)
     text = (tmp_path / "README.md").read_text()
     assert "| concrete | CRPS | CatBoost | 11.1 % | 2 of 3 |" in text
     assert "| yacht | CRPS | bde | 5.3 % | 1 of 1 |" in text  # on the one split that bde has
     assert "| 2. lowest CRPS on six of eight UCI problems | 6 of 8:" in text
     assert "| 3. no ratio above 1.05, regression | concrete 1.11, yacht 1.05 | **no** |" in text
+    assert "was run with code of 2 states: 1; 2." in text
     assert "**Not run yet: cultivars, digits," in text
     assert "| ames | NGBoost | out of memory |" in text and "without a rank: bde" in text
     assert "| boston | **0.5** |" in text  # the last row counts

@@ -272,6 +272,10 @@ def results(raw):
     parts = ["## What was found", judged(raw)]
     parts += [f"Versions: {', '.join(versions)}. Threads of a fit: {', '.join(threads)}."]
     parts[-1] += f" Device: {', '.join(devices)}. All fits are in `judging*.csv`."
+    ours = sorted({row["version"] for row in raw.rows.values() if row["model"] == OURS})
+    if len(ours) > 1:
+        text = f"The default of Shoal was run with code of {len(ours)} states: {'; '.join(ours)}."
+        parts += [f"**{text} A setting may have changed after a look at the judging half.**"]
     there = {name for task in FIRST for name in raw.sets(task)}
     left = [
         name for name, row in raw.about.items() if row["half"] == "judging" and name not in there

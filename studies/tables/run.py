@@ -12,6 +12,7 @@ goes on.
 
 import argparse
 import contextlib
+import hashlib
 import importlib
 import json
 import os
@@ -185,6 +186,16 @@ class Fits:
             os.close(read)
 
 
+def source(module):
+    """A digest of the code of Shoal: settings may change between two runs of one version."""
+    if module is None or module.__name__ != "shoal":
+        return ""
+    digest = hashlib.sha256()
+    for path in sorted(Path(module.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return f", code {digest.hexdigest()[:8]}"
+
+
 def preload(names, libraries):
     """Import what the models need before processes divide; the version of every library."""
     found = {}
@@ -194,7 +205,7 @@ def preload(names, libraries):
         try:
             known = None if library in APART else importlib.import_module(library)
             own = getattr(known, "__version__", None)  # of a checkout that is not installed
-            found[name] = f"{library} {own or version(package)}"
+            found[name] = f"{library} {own or version(package)}{source(known)}"
         except ImportError as error:
             sys.exit(f"{name} needs {package}, which could not be imported ({error})")
     return found
