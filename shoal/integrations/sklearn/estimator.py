@@ -538,7 +538,8 @@ class EnsembleEstimator(BaseEstimator):
         outputs = likelihood.width_for(
             as_split((x, points.y)).y, len(getattr(self, "classes_", ()))
         )
-        options = self._options(recipe, points, seed) | {"likelihood": likelihood} | held_out
+        options: dict[str, Any] = self._options(recipe, points, seed) | held_out
+        options["likelihood"] = likelihood
         options |= self.options or {}
         if last:
             callbacks += options.get("callbacks", ())
