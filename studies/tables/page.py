@@ -272,6 +272,9 @@ def results(raw):
     parts = ["## What was found", judged(raw)]
     parts += [f"Versions: {', '.join(versions)}. Threads of a fit: {', '.join(threads)}."]
     parts[-1] += f" Device: {', '.join(devices)}. All fits are in `judging*.csv`."
+    runs = sorted({split for _, model, split in raw.rows if model == OURS})
+    if runs and len(runs) < len(SPLITS):
+        parts += [f"**Splits that were run: {', '.join(map(str, runs))}, of the three planned.**"]
     ours = sorted({row["version"] for row in raw.rows.values() if row["model"] == OURS})
     if len(ours) > 1:
         text = f"The default of Shoal was run with code of {len(ours)} states: {'; '.join(ours)}."

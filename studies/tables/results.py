@@ -69,8 +69,13 @@ class Raw:
         return [name for name in there if name not in (*DEFAULTS, *TUNED)]
 
     def complete(self, model, sets):
-        """Whether a model has a row, good or bad, for every split of the sets."""
-        return all((name, model, split) in self.rows for name in sets for split in SPLITS)
+        """Whether a model has a row, good or bad, for every split that was run.
+
+        These are the splits of Shoal's default; three, if it has none.
+        """
+        asked = {(n, split) for n, m, split in self.rows if m == OURS and n in sets}
+        asked = asked or {(name, split) for name in sets for split in SPLITS}
+        return all((name, model, split) in self.rows for name, split in asked)
 
     def values(self, name, model, score):
         """Values by split; none at all if a fit failed or has no such score."""
