@@ -58,8 +58,8 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
             guarantee at any level, without validation data, which `conformal_.guarantee` says.
             Weights of data points then must be whole numbers.
         early_stopping: keep the members of the best epoch on held-out data: their folds, or
-            without folds a part of the training data. "auto" does so for 40 data points or more,
-            if every class has at least 10.
+            without folds a part of the training data. "auto" does so for 40 data points or more
+            (100 without folds), if every class has at least 10.
         validation_fraction: share of the training data to hold out, without folds.
         n_iter_no_change: epochs without improvement before training stops, with early stopping;
             with folds, that of the mean over members by 0.5 %.

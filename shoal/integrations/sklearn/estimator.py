@@ -73,8 +73,8 @@ __all__ = ["EnsembleEstimator", "Network"]
 Network = Callable[[tuple[int, ...], int], nn.Module] | Architecture
 """Makes a network for inputs of a shape and a number of outputs, or has a method that does."""
 
-ENOUGH_POINTS, ENOUGH_OF_A_CLASS = 40, 10
-"""Data points, and data points of each class, from which early_stopping="auto" holds out some."""
+ENOUGH_FOR_FOLDS, ENOUGH_TO_HOLD_OUT, ENOUGH_OF_A_CLASS = 40, 100, 10
+"""Data points for folds, for a part that all members hold out, and of each class for both."""
 
 UNWATCHED = 100
 """Most epochs where no held-out data end the training."""
@@ -460,9 +460,8 @@ class EnsembleEstimator(BaseEstimator):
             return wanted or 0
         if self.conformal:
             return _folds_of_any(recipe, len(points.y))
-        count, labels = min(recipe.folds, recipe.members), _labels(points.y)
-        rarest = len(points.y) if labels is None else int(np.bincount(labels).min())
-        if len(points.y) < ENOUGH_POINTS or rarest < ENOUGH_OF_A_CLASS or count < 2:
+        count = min(recipe.folds, recipe.members)
+        if not _enough(points.y, ENOUGH_FOR_FOLDS) or count < 2:
             return 0
         if options.get("validation") is not None or AUTO in (self.method, self.strength):
             return 0
@@ -478,7 +477,7 @@ class EnsembleEstimator(BaseEstimator):
         """Choose the recipe, train it, and calibrate it by its out-of-fold predictions."""
         recipe, clock = self._recipe(), Clock(self.time_limit)
         recipe = replace(recipe, folds=self._fold_count(recipe, points))
-        if self.epochs is None and not recipe.folds and not self._stops_early(points.y):
+        if self.epochs is None and not recipe.folds and not self._stops_early(points.y, 0):
             recipe = replace(recipe, epochs=UNWATCHED)
 
         def trial(small: Recipe, stop: Callable[..., None]) -> _Trained:
@@ -516,7 +515,7 @@ class EnsembleEstimator(BaseEstimator):
         The `last` training alone has a folder, and the caller's callbacks and loggers.
         """
         held_out: dict[str, Any] = {"folds": recipe.folds or None}
-        others, stops_early = None, self._stops_early(points.y)
+        others, stops_early = None, self._stops_early(points.y, recipe.folds)
         if recipe.folds:
             held_out["keep"] = "last"
         elif stops_early:
@@ -558,8 +557,9 @@ class EnsembleEstimator(BaseEstimator):
         if not options["folds"]:
             return _Trained(preprocessing, run, None, others)
         if self.calibrate and type(likelihood).calibrated is not Likelihood.calibrated:
-            chosen_shape = type(likelihood) is HeteroscedasticGaussian
-            run = calibrate(run, shape="auto" if chosen_shape else "trained")
+            named = getattr(self, "likelihood", None) is not None
+            free = type(likelihood) is HeteroscedasticGaussian and not named
+            run = calibrate(run, shape="auto" if free else "trained")
         return _Trained(preprocessing, run, fold_predictions(run), others)
 
     def _changed(self) -> dict[str, str]:
@@ -586,15 +586,13 @@ class EnsembleEstimator(BaseEstimator):
         if self.verbose:
             print(sentence, flush=True)
 
-    def _stops_early(self, y: np.ndarray) -> bool:
+    def _stops_early(self, y: np.ndarray, folds: int) -> bool:
         if isinstance(self.early_stopping, str):
             if self.early_stopping != "auto":
                 raise ConfigError(
                     f'early_stopping must be True, False or "auto", not {self.early_stopping!r}'
                 )
-            labels = _labels(y)
-            rarest = len(y) if labels is None else int(np.bincount(labels).min())
-            return len(y) >= ENOUGH_POINTS and rarest >= ENOUGH_OF_A_CLASS
+            return _enough(y, ENOUGH_FOR_FOLDS if folds else ENOUGH_TO_HOLD_OUT)
         return bool(self.early_stopping)
 
     def _divided(self, points: "_Points", seed: int) -> "tuple[_Points, _Points]":
@@ -672,6 +670,14 @@ def _folds_of_any(recipe: Recipe, n: int) -> int:
 def _prepared(preprocessing: Any, X: Any) -> np.ndarray:
     """X as the networks take it."""
     return as_numbers(X) if preprocessing is None else transformed(preprocessing, X)
+
+
+def _enough(y: np.ndarray, points: int) -> bool:
+    """Whether there are so many data points, and enough of every class."""
+    labels = _labels(y)
+    return len(y) >= points and (
+        labels is None or int(np.bincount(labels).min()) >= ENOUGH_OF_A_CLASS
+    )
 
 
 def _labels(y: np.ndarray) -> np.ndarray | None:
