@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.core.errors import ConfigError
+from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.integrations.sklearn import presets
 from shoal.integrations.sklearn.presets import (
     PRESETS_FOR_NUMBERS,
@@ -175,3 +175,13 @@ def test_trials_are_silent_and_the_training_has_the_callbacks(recwarn, tmp_path)
     EnsembleRegressor(**FEW | change).fit(X, y)
     assert seen == [1, 2] and (tmp_path / "run").is_dir()
     assert sum("is the target itself" in str(each.message) for each in recwarn) == 1
+
+
+def test_counts_are_recognised_and_another_likelihood_is_suggested():
+    random = np.random.default_rng(0)
+    X = random.normal(size=(60, 1))
+    y = random.poisson(np.exp(X[:, 0])).astype(float)
+    with pytest.warns(ShoalWarning, match="y holds counts .* likelihood='negative-binomial'"):
+        model = EnsembleRegressor(**FEW).fit(X, y)
+    assert any("counts" in sentence for sentence in model.run_.warnings)
+    EnsembleRegressor(**FEW, likelihood="negative-binomial").fit(X, y)

@@ -376,6 +376,10 @@ class EnsembleEstimator(BaseEstimator):
             )
         return self.conformal_
 
+    def _notes_on(self, y: np.ndarray) -> tuple[str, ...]:
+        """What users should know about their targets."""
+        return ()
+
     def _with_candidates(self, recipe: Recipe, y: np.ndarray) -> Recipe:
         """The recipe with further candidates that the targets suggest."""
         return recipe
@@ -550,7 +554,7 @@ class EnsembleEstimator(BaseEstimator):
         if preprocessing is not None:
             source[PREPARED_BY] = type(self).__name__
         split, classes, names = Split(x, points.y), self._class_names(), self._names(preprocessing)
-        notes = notes_on(preprocessing if self._automatic else None)
+        notes = notes_on(preprocessing if self._automatic else None) + self._notes_on(points.y)
         data = Dataset(OWN_DATA, split, classes=classes, columns=names, spec=source, notes=notes)
         build = self._build(recipe, preprocessing, x.shape[1:], outputs)
         run = fit(Ensemble.init(build, recipe.members, seed), data, **options)

@@ -220,6 +220,10 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         named = recipe.likelihood if self.likelihood is None else self.likelihood
         return HeteroscedasticGaussian(damping=0.5) if named is None else likelihoods.make(named)
 
+    def _notes_on(self, y: np.ndarray) -> tuple[str, ...]:
+        found = suggested(y) if self.likelihood is None else None
+        return () if found is None or found.name == "lognormal" else (f"{found.sentence}.",)
+
     def _with_candidates(self, recipe: Recipe, y: np.ndarray) -> Recipe:
         chooses = self.likelihood is None and self.preset != "fast"
         found = suggested(y) if chooses else None
