@@ -75,7 +75,9 @@ def test_the_column_that_drifted_is_named_with_its_difference(column, change, se
 
 def test_a_fitted_model_keeps_small_sketches():
     X = table(2000, 0)
-    model = EnsembleRegressor(epochs=1, members=2, hidden=(4,), early_stopping=False)
+    model = EnsembleRegressor(
+        epochs=1, members=2, hidden=(8,), early_stopping=False, random_state=0
+    )
     model.fit(X, np.random.default_rng(7).normal(size=2000))
     assert not model.drift(table(500, 1), level=0.001)
     moved = model.drift(X.assign(age=X["age"] + 10))

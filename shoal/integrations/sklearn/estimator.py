@@ -114,6 +114,10 @@ class _Points(NamedTuple):
         weight = None if self.weight is None else self.weight[rows]
         return _Points(rows_of(self.X, rows), self.y[rows], weight)
 
+    def counted(self) -> "_Points":
+        """The points without those of weight 0."""
+        return self if self.weight is None else self.rows(np.flatnonzero(self.weight))
+
 
 class _Trained(NamedTuple):
     """A run with its preprocessing.
@@ -173,18 +177,9 @@ class EnsembleEstimator(BaseEstimator):
             sample_weight: weight of each data point [N]. A whole number equals repetition, to the
                 bit. The total weight counts as N beside the prior.
         """
-        if y is None:
-            name = type(self).__name__
-            raise ValueError(f"{name} requires y to be passed, but the target y is None")
-        check_same_rows(X, y, sample_weight)
-        X, y = self._checked_inputs(X, reset=True), self._checked_targets(y)
-        check_consistent_length(X, y)
-        self._sketches = sketches(X, column_names(self))
-        weight = None
-        if sample_weight is not None:
-            weight = _checked_weights(sample_weight, len(y))
-            kept = np.flatnonzero(weight)
-            X, y, weight = rows_of(X, kept), y[kept], weight[kept]
+        given = self._checked(X, y, sample_weight, reset=True)
+        self._sketches = sketches(given.X, column_names(self))
+        X, y, weight = given.counted()
         X, targets, merged_weight, places = merged(X, self._encoded(y, learn=True), weight)
         if self.conformal:
             _check_conformal(targets, merged_weight)
@@ -215,16 +210,7 @@ class EnsembleEstimator(BaseEstimator):
             inputs, targets = self._checked_inputs(X, reset=False), self._checked_targets(y)
             self.run_ = begun(self.run_, self._prepared(inputs), self._encoded(targets))
             return self
-        if y is None:
-            raise ValueError(f"{type(self).__name__} requires y, but the target y is None")
-        check_same_rows(X, y, sample_weight)
-        X, y = self._checked_inputs(X, reset=False), self._checked_targets(y)
-        check_consistent_length(X, y)
-        weight = None
-        if sample_weight is not None:
-            weight = _checked_weights(sample_weight, len(y))
-            kept = np.flatnonzero(weight)
-            X, y, weight = rows_of(X, kept), y[kept], weight[kept]
+        X, y, weight = self._checked(X, y, sample_weight).counted()
         targets = self._encoded(y)
         weight = self._weighted(targets, weight)
         given = self.get_params(deep=False) | dict(self.options or {})
@@ -274,11 +260,8 @@ class EnsembleEstimator(BaseEstimator):
         check_is_fitted(self)
         if X is None:
             return fitted_importances(self)
-        check_same_rows(X, y, sample_weight)
-        X, targets = self._checked_inputs(X, reset=False), self._checked_targets(y)
-        check_consistent_length(X, targets)
-        weight = None if sample_weight is None else _checked_weights(sample_weight, len(targets))
-        points = _Points(X, self._encoded(targets), weight)
+        given = self._checked(X, y, sample_weight)
+        points = given._replace(y=self._encoded(given.y))
         return given_importances(self, points, whole("repeats", repeats), seed)
 
     @property
@@ -389,6 +372,17 @@ class EnsembleEstimator(BaseEstimator):
 
     def _class_names(self) -> tuple[str, ...] | None:
         return None
+
+    def _checked(self, X: Any, y: Any, sample_weight: Any, reset: bool = False) -> _Points:
+        """The caller's data points with their weights."""
+        if y is None:
+            name = type(self).__name__
+            raise ValueError(f"{name} requires y to be passed, but the target y is None")
+        check_same_rows(X, y, sample_weight)
+        X, y = self._checked_inputs(X, reset=reset), self._checked_targets(y)
+        check_consistent_length(X, y)
+        weight = None if sample_weight is None else _checked_weights(sample_weight, len(y))
+        return _Points(X, y, weight)
 
     def _checked_inputs(self, X: Any, reset: bool) -> Any:
         if is_table(X):
