@@ -143,8 +143,10 @@ def test_models_of_scikit_learn_beat_a_guess(folder, model, task):
     assert found["coverage"] > 0.5 if task == "regression" else found["log_loss"] < 3
 
 
-def test_arms_of_the_ablation_are_settings_of_the_estimators():
-    arms = json.loads((sets.LIST.parent / "ablation.json").read_text())
+@pytest.mark.parametrize("file", ["ablation.json", "repulsion.json"])
+def test_arms_of_a_file_are_settings_of_the_estimators(file):
+    arms = json.loads((sets.LIST.parent / file).read_text())
+    assert not any("," in name for name in arms)
     for name, arm in arms.items():
         task = arm.pop("task", None)
         assert task in (None, "regression")
@@ -155,14 +157,43 @@ def test_arms_of_the_ablation_are_settings_of_the_estimators():
 def test_an_arm_of_shoal_takes_settings_and_has_all_scores(folder):
     table = sets.load(folder, "regression", 0)
     arm = models.models({"tiny": {"members": 2, "hidden": (4,), "epochs": 2}})["tiny"]
-    found = arm(table, models.Run(0, 1, "cpu"))()["tiny"]
-    assert set(found) == {"crps", "nll", "rmse", "coverage", "width"}
+    found = arm(table, models.Run(0, 1, "cpu", noisy=True))()["tiny"]
+    assert set(found) == {"crps", "nll", "rmse", "coverage", "width", "oof", "noisy"}
     assert all(np.isfinite(value) for value in found.values())
+    assert found["noisy"] != found["crps"]
+
+
+def test_noise_is_a_share_of_the_spread_of_each_number_and_leaves_categories(folder):
+    table = sets.load(folder, "regression", 0)
+    table.x_test["a"] = 0.0
+    copies = list(models.noisy_inputs(table, 1))
+    assert [list(x) for x in copies] == [["a", "colour", "b"]] * 5
+    assert all(x["colour"].equals(table.x_test["colour"]) for x in copies)
+    spread = [x["a"].abs().mean() for x in copies]
+    assert spread[0] < spread[2] < 2 * table.x["a"].std() and (table.x_test["a"] == 0).all()
+
+
+def test_a_file_of_fewer_columns_keeps_to_them(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("set,split,model,status,crps\nboston,0,a,ok,1\n")
+    row = ["boston", 1, "a", "ok", "2", *[""] * (len(run.HEADER) - 5)]
+    row[run.HEADER.index("oof")] = "3"
+    run.append(path, [row])
+    assert read_csv(path)[1] == {
+        "set": "boston",
+        "split": "1",
+        "model": "a",
+        "status": "ok",
+        "crps": "2",
+    }
+    run.append(tmp_path / "new.csv", [row])
+    assert read_csv(tmp_path / "new.csv")[0]["oof"] == "3"
 
 
 def test_sets_of_classes_have_a_coverage_and_a_mean_size():
     table = SimpleNamespace(x_test=None, y_test=np.array([0, 1, 1]))
-    model = SimpleNamespace(predict_proba=lambda x: np.full((3, 2), 0.5))
+    even = SimpleNamespace(probs=np.full((3, 2), 0.5))
+    model = SimpleNamespace(predictive=lambda x: even)
     assert "coverage" not in models.shoal_classes(model, table)
     model.conformal = True
     model.predict_set = lambda x, level: np.array([[1, 0], [1, 1], [1, 0]], bool)
@@ -184,6 +215,7 @@ def bad(table, run):
     raise ValueError("no such table")
 
 given = SimpleNamespace(data=Path(sys.argv[1]), threads=1, device="cpu", jobs=3, limit=2.0)
+given.noisy = False
 given.end = float("inf")
 given.versions = dict.fromkeys(("good", "bad", "slow"), "1")
 fits = run.Fits(given, {"good": good, "bad": bad, "slow": lambda table, run: time.sleep(60)})

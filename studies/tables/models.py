@@ -27,12 +27,17 @@ TREES = {"rounds": 4000, "rate": 0.03, "patience": 100}
 """The usual settings of boosted trees: many small steps, stopped by a held-out tenth."""
 
 
+NOISES = 0.1, 0.2, 0.3, 0.4, 0.5
+"""Noise of numbers of the test points, as shares of the standard deviations of their columns."""
+
+
 class Run(NamedTuple):
-    """What every fit is given."""
+    """What every fit is given, and whether Shoal is also scored on noisy inputs."""
 
     seed: int
     threads: int
     device: str
+    noisy: bool = False
 
 
 def categories(frame):
@@ -89,13 +94,52 @@ def shoal(table, run, name, **settings):
 
     kind = EnsembleClassifier if table.classes else EnsembleRegressor
     model = kind(random_state=run.seed, device=run.device, **settings).fit(table.x, table.y)
-    scored = shoal_classes if table.classes else shoal_numbers
-    return lambda: {name: scored(model, table)}
+    scored, first = (shoal_classes, "log_loss") if table.classes else (shoal_numbers, "crps")
+
+    def predict():
+        found = scored(model, table)
+        if model.oof_predictive_ is not None:
+            found["oof"] = predictive_scores(model.oof_predictive_, table.y, table.classes)[first]
+        if run.noisy:
+            each = [
+                predictive_scores(model.predictive(x), table.y_test, table.classes)
+                for x in noisy_inputs(table, run.seed)
+            ]
+            found["noisy"] = float(np.mean([scores[first] for scores in each]))
+        return {name: found}
+
+    return predict
+
+
+def noisy_inputs(table, seed):
+    """The test points with Gaussian noise on their numbers, one copy for each of `NOISES`."""
+    chosen, random = categories(table.x), np.random.default_rng(seed)
+    numbers = [column for column in table.x if column not in chosen]
+    scale = table.x[numbers].std().to_numpy()
+    for noise in NOISES:
+        x = table.x_test.copy()
+        x[numbers] = x[numbers] + noise * scale * random.standard_normal(x[numbers].shape)
+        yield x
+
+
+def predictive_scores(pred, y, classes):
+    """Scores of a predictive of Shoal, whatever its likelihood is."""
+    from shoal import evaluate
+
+    if classes:
+        return class_scores(np.asarray(pred.probs, float), y)
+    found = evaluate(pred, y)
+    kept = {name: found[name] for name in ("crps", "nll", "rmse") if name in found}
+    if "crps" not in kept:  # no closed form
+        levels = np.arange(1, 100) / 100
+        values = np.stack([np.asarray(pred.quantile(q)).reshape(len(y)) for q in levels])
+        kept["crps"] = pinball_crps(Quantiles(levels, values, values.mean(0)), y)
+    return kept
 
 
 def shoal_classes(model, table):
     """Scores of a classifier of Shoal; with `conformal=True`, also of its sets: their mean size."""
-    found = class_scores(np.asarray(model.predict_proba(table.x_test), float), table.y_test)
+    found = predictive_scores(model.predictive(table.x_test), table.y_test, True)
     if not getattr(model, "conformal", False):
         return found
     inside = np.asarray(model.predict_set(table.x_test, level=0.9), bool)
@@ -104,17 +148,10 @@ def shoal_classes(model, table):
 
 
 def shoal_numbers(model, table):
-    """Scores of a regressor of Shoal, whatever its likelihood is."""
-    from shoal import evaluate
-
-    found = evaluate(model.predictive(table.x_test), table.y_test)
-    kept = {name: found[name] for name in ("crps", "nll", "rmse") if name in found}
-    if "crps" not in kept:  # no closed form
-        levels = np.arange(1, 100) / 100
-        values = np.stack([model.predict_quantile(table.x_test, q) for q in levels])
-        kept["crps"] = pinball_crps(Quantiles(levels, values, values.mean(0)), table.y_test)
+    """Scores of a regressor of Shoal and of its intervals."""
     low, high = model.predict_interval(table.x_test, level=0.9)
-    return kept | interval_scores(low, high, table.y_test)
+    found = predictive_scores(model.predictive(table.x_test), table.y_test, False)
+    return found | interval_scores(low, high, table.y_test)
 
 
 def catboost(table, run, name, rounds=None, rate=None, patience=None):

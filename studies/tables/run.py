@@ -25,7 +25,9 @@ from pathlib import Path
 
 from studies.tables import sets
 
-SCORES = "crps nll rmse coverage width log_loss error brier ece".split()
+SCORES = "crps nll rmse coverage width log_loss error brier ece oof noisy".split()
+"""`oof` and `noisy`: CRPS or log-loss of Shoal out-of-fold, and on noisy inputs by `--noisy`."""
+
 SECONDS = "fit_seconds predict_seconds wall_seconds cpu_seconds".split()
 HEADER = ["set", "split", "model", "status", *SCORES, *SECONDS, "threads", "device", "version"]
 PACKAGES = {"sklearn": "scikit-learn", "bde": "sklearn-contrib-bde"}
@@ -50,6 +52,7 @@ def arguments():
     parser.add_argument("--device", default="cpu", help="of Shoal and pytabkit")
     parser.add_argument("--limit", type=float, default=600, help="seconds of a fit")
     parser.add_argument("--within", type=float, default=float("inf"), help="seconds in all")
+    parser.add_argument("--noisy", action="store_true", help="score Shoal on noisy inputs too")
     parser.add_argument("--retry", action="store_true", help="fits that failed once more")
     return parser.parse_args()
 
@@ -92,7 +95,7 @@ def fitted(model, cell, given):
     name, split, _ = cell
     table = sets.load(given.data, name, split)
     start = time.perf_counter()
-    predict = model(table, Run(split, given.threads, given.device))
+    predict = model(table, Run(split, given.threads, given.device, given.noisy))
     middle = time.perf_counter()
     forecasts = predict()
     end = time.perf_counter()
@@ -186,6 +189,18 @@ class Fits:
             os.close(read)
 
 
+def append(path, rows):
+    """Add rows to a file; one that was begun with fewer columns keeps to them."""
+    from studies.common import append_rows
+
+    columns = HEADER
+    if path.exists():
+        with path.open() as file:
+            columns = file.readline().strip().split(",")
+    places = [HEADER.index(column) for column in columns]
+    append_rows(path, columns, [[row[place] for place in places] for row in rows])
+
+
 def source(module):
     """A digest of the code of Shoal: settings may change between two runs of one version."""
     if module is None or module.__name__ != "shoal":
@@ -216,7 +231,7 @@ def main():
     given = arguments()
     given.end = time.monotonic() + given.within
     limit_threads(given.threads)
-    from studies.common import append_rows, read_csv
+    from studies.common import read_csv
     from studies.tables.models import LIBRARIES, models
 
     arms = json.loads(given.settings.read_text()) if given.settings else {}
@@ -239,7 +254,7 @@ def main():
             while cells and fits.free and time.monotonic() < given.end:
                 fits.start(cells.pop(0))
             rows = fits.ended()
-            append_rows(given.out, HEADER, rows)
+            append(given.out, rows)
             for row in rows:
                 place = total - len(cells) - len(fits.running)
                 print(f"{place}/{total}", *row[:4], *filter(None, row[4:]), flush=True)
