@@ -19,6 +19,7 @@ __all__ = [
     "gaussian_affinity",
     "gaussian_distance",
     "registry",
+    "shares_of",
     "task_of",
     "weighted",
 ]
@@ -185,26 +186,31 @@ class Likelihood:
         return 2 * (self.variance(outputs).double() / math.pi).sqrt()
 
     def mixture_distance(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
-        r"""E|Y - Y'| of two targets of the mixture [B, *S, K], of members [M, B, *S, C].
+        """E|Y - Y'| of two targets of the mixture [B, *S, K], of members [M, B, *S, C]."""
+        each = self.distances_to_mixture(outputs, weights)
+        return weighted(shares_of(each, weights), each)
 
-        By default that of Gaussians; for other kinds $2 \int F (1 - F)$, by the trapezoidal rule in
-        u of y = mean + std sinh u.
+    def distances_to_mixture(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
+        r"""E|Y_i - Y'| of a target of each member and one of the mixture [M, B, *S, K].
+
+        By default that of Gaussians; for other kinds $\int F_i (1 - F) + F (1 - F_i)$, by the
+        trapezoidal rule in u of y = mean + std sinh u.
         """
         mean, variance = (moment.double() for moment in self.moments(outputs))
-        shares = torch.full((len(outputs),), 1 / len(outputs)) if weights is None else weights
-        shares = shares.to(mean)
+        shares = shares_of(mean, weights)
         if "gaussian" in self.about.kinds:
             rows = zip(mean, variance, strict=True)
             each = [gaussian_distance(m - mean, v + variance) for m, v in rows]
-            return weighted(shares, torch.stack([weighted(shares, row) for row in each]))
+            return torch.stack([weighted(shares, row) for row in each])
         middle = weighted(shares, mean)
         width = weighted(shares, variance + (mean - middle).square()).sqrt()
         places = torch.linspace(-_REACH, _REACH, _PLACES).tolist()
-        total = torch.zeros_like(middle)
+        total = torch.zeros_like(mean)
         for u in places:
-            below = weighted(shares, self.cdf(outputs, middle + width * math.sinh(u)))
-            total += below * (1 - below) * math.cosh(u)
-        return 2 * width * total * (places[1] - places[0])
+            each = self.cdf(outputs, middle + width * math.sinh(u))
+            below = weighted(shares, each)
+            total += (each * (1 - below) + below * (1 - each)) * math.cosh(u)
+        return width * total * (places[1] - places[0])
 
     def ranked_score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """CRPS of each column under each member [..., K]: E|Y - y| - E|Y - Y'| / 2."""
@@ -368,6 +374,12 @@ def _columns(y: Tensor, sites: int = 0) -> int:
             f"outputs of the network"
         )
     return 1 if y.ndim == 1 + sites else y.shape[-1]
+
+
+def shares_of(members: Tensor, weights: Tensor | None) -> Tensor:
+    """The weights of members [M, ...] in their type, equal ones for None."""
+    equal = torch.full(members.shape[:1], 1 / len(members), dtype=torch.float64)
+    return (equal if weights is None else weights).to(members)
 
 
 def weighted(shares: Tensor, values: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from shoal.inference.likelihoods.likelihood import (
     gaussian_affinity,
     gaussian_distance,
     registry,
+    shares_of,
     weighted,
 )
 
@@ -578,17 +579,16 @@ class LogNormal(NoisePerInput):
         v = self.log_moments(outputs)[1]
         return 2 * self.mean(outputs) * torch.special.erf(v.sqrt() / 2)
 
-    def mixture_distance(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
-        """E|Y - Y'| of two targets of the mixture [B, *S, K]."""
+    def distances_to_mixture(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
+        """E|Y_i - Y'| of a target of each member and one of the mixture [M, B, *S, K]."""
         outputs = outputs.double()
         (m, v), mean = self.log_moments(outputs), self.mean(outputs)
-        shares = torch.full((len(m),), 1 / len(m)) if weights is None else weights
-        shares, rows = shares.to(m), []
+        shares, rows = shares_of(m, weights), []
         for mi, vi, each in zip(m, v, mean, strict=True):
             total = (vi + v).sqrt() * math.sqrt(2)
             pair = each * torch.special.erf((mi - m + vi) / total)
             rows.append(weighted(shares, pair + mean * torch.special.erf((m - mi + v) / total)))
-        return weighted(shares, torch.stack(rows))
+        return torch.stack(rows)
 
     @property
     def unit(self) -> Tensor | float:
