@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shoal.evaluation.evaluate import Evaluation, evaluate
     from shoal.evaluation.out_of_fold import out_of_fold
     from shoal.evaluation.predict import predict
+    from shoal.evaluation.worth import Worth
     from shoal.inference import adapters, likelihoods, priors
     from shoal.inference.ensemble import Ensemble
     from shoal.inference.posterior import Posterior
@@ -77,6 +78,7 @@ _HOMES = {
     "Predictive": "prediction.predictive",
     "evaluate": "evaluation.evaluate",
     "Evaluation": "evaluation.evaluate",
+    "Worth": "evaluation.worth",
     "metrics": "prediction",
     "decisions": "prediction",
     "report": "page.report",
@@ -143,6 +145,7 @@ __all__ = [  # noqa: RUF022
     "Predictive",
     "evaluate",
     "Evaluation",
+    "Worth",
     "metrics",
     "decisions",
     "report",
@@ -190,7 +193,14 @@ def _make_loggers(*arguments: Any) -> Any:
     return make_loggers(*arguments)
 
 
-_factories["loggers"] = _make_loggers
+def _tell_worth(*arguments: Any, **options: Any) -> Any:
+    """`Run.worth` gets its function here, which stands above a run."""
+    from shoal.evaluation.worth import worth
+
+    return worth(*arguments, **options)
+
+
+_factories |= {"loggers": _make_loggers, "worth": _tell_worth}
 
 
 def __getattr__(name: str) -> Any:

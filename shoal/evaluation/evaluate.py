@@ -48,6 +48,7 @@ from shoal.prediction import metrics, predict
 from shoal.prediction.metrics.calibration import AccuracyConfidence, Reliability
 from shoal.prediction.metrics.regression import in_units
 from shoal.prediction.predictive import ArrayLike, Predictive
+from shoal.prediction.worth import SizeCurve, can_tell, detection_curve, size_curves
 from shoal.training.folder.own_data import again
 from shoal.training.folder.run import Run
 
@@ -62,9 +63,12 @@ __all__ = [
     "is_current",
     "keep_evaluation",
     "kept_evaluation",
+    "labelled_test",
     "load_evaluation",
     "made_from",
+    "split_prediction",
     "splits_ticker",
+    "stored_curves",
 ]
 
 
@@ -323,30 +327,28 @@ def evaluate_run(
         keep: store the evaluation in the folder or the run.
     """
     scaling = dataset.scaling
-    labelled = None if dataset.test is None else _in_units(dataset.test, scaling)
-    if labelled is None or labelled.y is None:
-        raise DataError(
-            f"the data set '{dataset.name}' has no labelled test set; "
-            f"give Dataset(..., test=Split(x, y))"
-        )
-    test, counted, test_scores = _predicted(run, labelled, scaling)
+    labelled = labelled_test(dataset)
+    whole = split_prediction(run, labelled, scaling)
+    test, counted, test_scores = _scored(whole, labelled)
     y: Any = counted.y
     scores: dict[str, Any] = {"test": test_scores, "shifts": {}, "ood": {}}
     samples = _samples("test", test, counted, gallery) | _members(test, y)
+    samples |= _curves(whole, labelled)
     counts = {"test": len(test)}
     for name, split in dataset.shifts.items():
         split = _in_units(split, scaling)
-        key, (pred, split, shift_scores) = f"shift:{name}", _predicted(run, split, scaling)
+        key, whole = f"shift:{name}", split_prediction(run, split, scaling)
+        pred, split, shift_scores = _scored(whole, split)
         counts[key] = len(pred)
         scores["shifts"][name] = shift_scores
         samples |= _thinned(_samples(key, pred, split, 0), KEPT // len(dataset.shifts))
         after(key)
     for name, split in dataset.ood.items():
-        key, (pred, _, _) = f"ood:{name}", _predicted(run, Split(split.x), scaling)
+        key, pred = f"ood:{name}", split_prediction(run, Split(split.x), scaling).points()[0]
         counts[key] = len(pred)
         scores["ood"][name] = _ood_scores(test, pred)
         samples |= _samples(key, pred, Split(split.x), gallery)
-        samples |= _pooled(name, test, y, pred)
+        samples |= _pooled(name, test, y, pred) | _detection_curve(name, test, pred)
         after(key)
     samples |= _training_points(dataset, test.likelihood.about) | _plane(run, dataset)
     samples |= gradient_samples(run, labelled) | attention_samples(run, labelled)
@@ -364,20 +366,30 @@ def evaluate_run(
     return evaluation
 
 
-def _predicted(
-    run: Any, split: Split, scaling: Scaling | None
-) -> tuple[Predictive, Split, dict[str, float]]:
-    """Prediction of a run for a split, in the units of the targets, and its scores.
-
-    Every site is a data point, and ignored targets are left out: of the prediction and the split.
-    """
-    at_once = AT_ONCE.get(run.ensemble.device.type, 1024)
-    pred = in_units(predict(run, split, batch_size=at_once, keep=True), scaling)
+def _scored(pred: Predictive, split: Split) -> tuple[Predictive, Split, dict[str, float]]:
+    """A prediction and its split without ignored targets, every site a data point; its scores."""
     targets, weight = parted(split.y)
     scores = {} if targets is None else metrics.evaluate(pred, targets, sample_weight=weight)
     points, y = pred.points(targets)
     same = points is pred and weight is None
     return points, split if same else replace(split, y=y), scores
+
+
+def split_prediction(run: Any, split: Split, scaling: Scaling | None = None) -> Predictive:
+    """Prediction of a run for a split, in the units of the targets."""
+    at_once = AT_ONCE.get(run.ensemble.device.type, 1024)
+    return in_units(predict(run, split, batch_size=at_once, keep=True), scaling)
+
+
+def labelled_test(dataset: Dataset) -> Split:
+    """The test set with its targets in their original units."""
+    scaling, split = dataset.scaling, dataset.test
+    if split is None or split.y is None:
+        raise DataError(
+            f"the data set '{dataset.name}' has no labelled test set; "
+            f"give Dataset(..., test=Split(x, y))"
+        )
+    return _in_units(split, scaling)
 
 
 def _in_units(split: Split, scaling: Scaling | None) -> Split:
@@ -510,6 +522,37 @@ def _members(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
         "test/pairwise": metrics.pairwise_disagreement(pred).float(),
         "test/member_accuracy": correct.double().flatten(1).mean(-1).float(),
     }
+
+
+_WORTH = "worth"
+
+
+def _curves(pred: Predictive, split: Split) -> dict[str, Tensor]:
+    """Scores of ensembles of some of the members, for "What is one more member worth?"."""
+    if not can_tell(pred):
+        return {}
+    y, weight = parted(split.y)
+    return _stored(size_curves(pred, y, weight=weight))
+
+
+def _detection_curve(name: str, test: Predictive, ood: Predictive) -> dict[str, Tensor]:
+    if not can_tell(test) or test.size != ood.size:
+        return {}
+    return _stored({f"auroc {name}": detection_curve(f"auroc {name}", test, ood)})
+
+
+def _stored(curves: Mapping[str, SizeCurve]) -> dict[str, Tensor]:
+    tensors = {score: curve.tensors for score, curve in curves.items()}
+    return {f"{_WORTH}/{score}/{n}": t for score, each in tensors.items() for n, t in each.items()}
+
+
+def stored_curves(evaluation: Evaluation) -> dict[str, SizeCurve]:
+    """The curves of an evaluation by score; none for fewer than three members."""
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in evaluation.split_samples(_WORTH).items():
+        score, _, name = key.rpartition("/")
+        tensors.setdefault(score, {})[name] = tensor
+    return {score: SizeCurve.read(score, each) for score, each in tensors.items()}
 
 
 def _training_points(dataset: Dataset, about: Task) -> dict[str, Tensor]:

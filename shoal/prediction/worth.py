@@ -22,7 +22,7 @@ from shoal.prediction.metrics.detection import check_pair
 from shoal.prediction.predictive import ArrayLike, Predictive
 from shoal.prediction.statistics import t_quantile
 
-__all__ = ["FEWEST", "Gain", "SizeCurve", "size_curves"]
+__all__ = ["FEWEST", "Gain", "SizeCurve", "can_tell", "detection_curve", "size_curves"]
 
 FEWEST = 3
 """Members from which a curve can be continued: two sizes remain when one member is left out."""
@@ -30,13 +30,15 @@ FEWEST = 3
 SUBSETS, CYCLES = 256, 8
 """Most subsets of one size: 256, or 8 cycles of all members if that is more."""
 
-SIZES = 20
+SIZES = 12
 """Most sizes of a curve; of more members, sizes in equal ratios."""
 
-_WORK = 1 << 28
-"""Numbers that accuracy or AUROC compute in all; for large data fewer subsets are drawn."""
+_WORK = 1 << 26
+"""Numbers that one score computes in all; for large data fewer subsets are drawn."""
 
-_BLOCK = 1 << 22
+_BLOCK, _SORTED = 1 << 22, 20
+"""Numbers that are computed at a time; and to how many the place of a point in an order equals."""
+
 _CURVED = 5
 """Members from which the term c / m² is fitted."""
 
@@ -102,11 +104,15 @@ class SizeCurve:
         return self._scored(self.values)
 
     def at(self, size: float) -> float:
-        """The expected score of ensembles of this size, by the fit if the curve has no such."""
-        known = np.flatnonzero(self.sizes == size)
-        if len(known):
-            return float(self.shown[known[0]])
-        return float(self._scored(_functional(self.sizes, [size]) @ self.values)[0])
+        """The expected score of ensembles of this size; between sizes linear in 1 / m, then fitted.
+
+        Args:
+            size: number of members m, also beyond M.
+        """
+        if size > self.members:
+            return float(self._scored(_functional(self.sizes, [size]) @ self.values)[0])
+        places = 1 / self.sizes[::-1]
+        return float(self._scored(np.interp(1 / size, places, self.values[::-1])))
 
     def gain(self, more: float = 1, level: float = 0.95) -> Gain:
         """The expected gain of `more` new members, which may be `math.inf`, with its interval."""
@@ -133,12 +139,21 @@ class SizeCurve:
             reach = t_quantile(0.5 + level / 2, max(int(degrees), 1)) * math.sqrt(total)
         return Gain(more, value, math.sqrt(expected), value - reach, value + reach)
 
+    def members_worth(self, price: float, most: int) -> int:
+        """How many new members are worth a price, at most `most`.
+
+        Each, after those before it, is expected to make the score better by at least `price`.
+        """
+        gains = [0.0, *(self.gain(more).value for more in range(1, most + 1))]
+        dear = (k for k in range(most) if not gains[k + 1] - gains[k] >= price)
+        return next(dear, most)
+
     @property
     def _higher(self) -> bool:
         name = self.score.partition(" ")[0]
         return name == "auroc" or registry[name].better == "higher"
 
-    def _scored(self, values: np.ndarray) -> np.ndarray:
+    def _scored(self, values: Any) -> Any:
         return np.sqrt(np.maximum(values, 0)) if self.score == "rmse" else values
 
     def _slopes(self, values: np.ndarray) -> np.ndarray:
@@ -147,17 +162,20 @@ class SizeCurve:
         return 0.5 / np.sqrt(np.maximum(values, np.finfo(float).tiny))
 
     @property
-    def plain(self) -> dict[str, Any]:
-        """Plain values for a file; `SizeCurve.read` takes them."""
-        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
+    def tensors(self) -> dict[str, Tensor]:
+        """The curve as tensors by name, for a file; `SizeCurve.read` takes them."""
+        arrays = {name: torch.from_numpy(getattr(self, name).astype(float)) for name in _ARRAYS}
+        return arrays | {"counts": torch.tensor([self.subsets, self.points])}
 
     @classmethod
-    def read(cls, plain: Mapping[str, Any]) -> "SizeCurve":
-        """The curve that `plain` describes; a null in a file is a number that is not finite."""
-        fields = dict(plain)
-        for name in ("sizes", "values", "left_out", "cov", "drawn"):
-            fields[name] = np.array(fields[name], dtype=float)
-        return cls(**fields)
+    def read(cls, score: str, tensors: Mapping[str, Tensor]) -> "SizeCurve":
+        """The curve of a score that `tensors` describes."""
+        arrays = {name: tensors[name].numpy() for name in _ARRAYS}
+        subsets, points = tensors["counts"].tolist()
+        return cls(score, **arrays, subsets=subsets, points=points)
+
+
+_ARRAYS = ("sizes", "values", "left_out", "cov", "drawn")
 
 
 def _jackknife(values: np.ndarray) -> float:
@@ -194,26 +212,28 @@ def size_curves(
         seed: fixes the random subsets.
     """
     _check(pred)
-    y = pred.check(y)
-    shares = None if weight is None else point_weights(pred, y, weight)
-    groups = _groups(pred, y)
-    pred, y = pred.points(y)
-    points = _Points(groups, shares)
+    targets = pred.check(y)
+    shares = None if weight is None else point_weights(pred, targets, weight)
+    points = _Points(_groups(pred, targets), shares)
+    pred, targets = pred.points(targets)
     kinds = {*pred.likelihood.about.kinds}
-    curves = {"nll": _drawn_curve("nll", pred, points, _nll(pred, y), 1, seed)}
+    curves = {"nll": _drawn_curve("nll", pred, points, _nll(pred, targets), 1, seed)}
     if "classes" in kinds:
-        curves["accuracy"] = _accuracy(pred, y, points, seed)
+        curves["accuracy"] = _accuracy(pred, targets, points, seed)
     closed = {"brier": ({"classes"}, _brier_terms), "rmse": ({"numbers"}, _square_terms)}
     closed["crps"] = ({"ranked", "gaussian"}, _ranked_terms)
     for name, (those, terms) in closed.items():
         if those & kinds:
-            curves[name] = _quadratic_curve(name, pred, y, points, terms)
+            curves[name] = _quadratic_curve(name, pred, targets, points, terms)
     for name, other in (ood or {}).items():
-        check_pair(pred, other := other.points()[0])
-        if other.size != pred.size:
-            raise DataError(f"the OOD prediction '{name}' must have the same members")
-        curves[f"auroc {name}"] = _auroc(f"auroc {name}", pred, other, seed)
+        curves[f"auroc {name}"] = detection_curve(f"auroc {name}", pred, other.points()[0], seed)
     return curves
+
+
+def can_tell(pred: Predictive) -> bool:
+    """Whether a prediction has enough members of equal weight, and a distribution of targets."""
+    enough = pred.size >= FEWEST and pred.weights is None
+    return enough and "loss" not in pred.likelihood.about.kinds
 
 
 def _check(pred: Predictive) -> None:
@@ -401,14 +421,23 @@ def _mixed(average: Tensor, values: Tensor) -> Tensor:
     return torch.tensordot(average.to(values), values, 1)
 
 
-def _auroc(score: str, test: Predictive, ood: Predictive, seed: int) -> SizeCurve:
+def detection_curve(score: str, test: Predictive, ood: Predictive, seed: int = 0) -> SizeCurve:
     """The curve of AUROC: the mean over pairs of a test and an OOD point.
 
     Its covariance has a part of either set: of the share of the other set beyond each point.
     DeLong et al. (1988), doi 10.2307/2531595.
+
+    Args:
+        score: name of the curve.
+        test: prediction for test data, every site a data point.
+        ood: prediction of the same members for OOD data.
+        seed: fixes the random subsets.
     """
+    check_pair(test, ood)
+    if ood.size != test.size:
+        raise DataError(f"test and OOD predictions have {test.size} and {ood.size} members")
     splits, parts, subsets = (test, ood), ([], []), []
-    cost = (len(test) + len(ood)) * test.members.shape[-1]
+    cost = (len(test) + len(ood)) * (test.members.shape[-1] + _SORTED)
     for sets, average in _all_subsets(test.size, cost, seed):
         places = [np.zeros(len(split)) for split in splits]
         of_sets, rows = [], max(_BLOCK // cost, 1)

@@ -31,7 +31,7 @@ CASES = {
     "ordinal": ("ordinal", drawn(5, 30, 2), labels()),
     "several labels": ("bernoulli", drawn(5, 30, 2), (drawn(30, 2, seed=1) > 0).long()),
     "gaussian": ("heteroscedastic", drawn(5, 30, 4), drawn(30, 2, seed=1)),
-    "student-t": ("student-t", drawn(4, 9, 2), drawn(9, 1, seed=1)),
+    "student-t": ("student-t", drawn(3, 5, 2), drawn(5, 1, seed=1)),
     "lognormal": ("lognormal", drawn(5, 30, 2), drawn(30, 1, seed=1).exp()),
     "counts": ("poisson", drawn(5, 30, 1), labels()),
 }
@@ -165,13 +165,21 @@ def test_the_fit_recovers_a_known_curve(members):
     assert better.gain(2).value == pytest.approx(f(members) - f(members + 2), rel=1e-9)
 
 
+def test_members_are_counted_while_each_is_worth_its_price():
+    curve = curve_of(0.3 + 0.2 / np.arange(1, 6.0), 5)
+    assert 0.2 / 6 - 0.2 / 7 > 0.004 > 0.2 / 7 - 0.2 / 8  # the seventh is worth it, not the eighth
+    assert curve.members_worth(0.004, 10) == 2
+    assert curve.members_worth(0.004, 1) == 1
+    assert curve.members_worth(0.1, 10) == 0
+
+
 def test_intervals_hold_what_growing_brings():
     """Members around a truth: 95 % intervals hold the gain of one growth about as often."""
     members, more, held, gains, expected = 5, 5, [], [], []
-    truth = 1.5 * drawn(200, 4, seed=99)
-    y = torch.distributions.Categorical(logits=truth).sample()
-    for seed in range(100):
-        outputs = truth + drawn(members + more, 200, 4, seed=seed)
+    truth, random = 1.5 * drawn(100, 4, seed=99), torch.Generator().manual_seed(0)
+    y = torch.multinomial(truth.softmax(-1), 1, generator=random)[:, 0]
+    for seed in range(60):
+        outputs = truth + drawn(members + more, 100, 4, seed=seed)
         outputs = outputs + 0.3 * drawn(members + more, 1, 4, seed=1000 + seed)
         pred = Predictive(outputs, likelihoods.make("categorical"))
         gain = size_curves(of_subset(pred, range(members)), y)["nll"].gain(more)
@@ -183,10 +191,10 @@ def test_intervals_hold_what_growing_brings():
     assert np.mean(expected) == pytest.approx(np.mean(gains), rel=0.1)
 
 
-def test_curves_are_kept_as_plain_values():
+def test_curves_are_kept_as_tensors():
     pred, y = case("categorical")
     curve = size_curves(pred, y)["nll"]
-    again = SizeCurve.read(curve.plain)
+    again = SizeCurve.read("nll", curve.tensors)
     assert again.gain(2) == curve.gain(2) and again.members == 5
 
 

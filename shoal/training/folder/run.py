@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from shoal.core import factories
 from shoal.core.display.notebook import ORANGE, Curve, curves_svg, facts_html
 from shoal.core.errors import ConfigError, StorageError
 from shoal.core.storage.checkpoints import steps
@@ -124,6 +125,40 @@ class Run:
     def best_epochs(self) -> list[int | None] | None:
         """The epoch with each trained member's lowest NLL on its fold; None without folds."""
         return best_epochs(self.history)
+
+    def worth(
+        self,
+        data: Any = None,
+        *,
+        ood: Mapping[str, Any] | None = None,
+        beside: "Mapping[str, Run | str | os.PathLike[str]] | None" = None,
+        device: Any = None,
+        seed: int = 0,
+    ) -> Any:
+        """What more members would add, from subsets of the members at hand, and what they cost.
+
+            found = run.worth((x_test, y_test), ood={"letters": x_letters})
+            found.gain(2).value, found.gain(2, "accuracy").value, found.seconds
+
+        The expected NLL, accuracy or RMSE and CRPS, and AUROC of ensembles of 1 to M members are
+        averages over all subsets of each size, or over random ones for many members. Their
+        continuation beyond M has an interval. At least three members are needed.
+
+        Members are taken as exchangeable: new ones are drawn as the old ones were. Repelled members
+        are subsets of one ensemble, not ensembles of their own.
+
+        Args:
+            data: test data, as `shoal.evaluate` takes them.
+            ood: out-of-distribution inputs by name, for AUROC.
+            beside: other runs by name, such as a longer training or wider networks, whose gain in
+                NLL and whose further seconds are shown too.
+            device: device to compute on; None keeps the device of the members.
+            seed: fixes the random subsets.
+
+        Returns:
+            A `shoal.Worth`.
+        """
+        return factories["worth"](self, data, ood=ood, beside=beside, device=device, seed=seed)
 
     def __repr__(self) -> str:
         facts = self._facts()
