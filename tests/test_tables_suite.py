@@ -16,7 +16,7 @@ from scipy.special import ndtri
 import shoal
 from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
 from studies.common import read_csv
-from studies.tables import models, page, results, run, sets
+from studies.tables import models, page, repulsion, results, run, sets
 from studies.tables.scores import Mixture, Quantiles, class_scores, scores
 
 UCI = {"boston", "concrete", "energy", "kin8nm", "power", "protein", "wine", "yacht"}
@@ -264,7 +264,7 @@ def write_rows(path, scores, version="1"):
     for (name, model), values in scores.items():
         for split, value in enumerate(values):
             held = {"set": name, "split": split, "model": model, "status": "ok", "threads": 2}
-            held |= {"fit_seconds": 2.0, "device": "cpu", "version": version, "coverage": 0.9}
+            held |= {"cpu_seconds": 2.0, "device": "cpu", "version": version, "coverage": 0.9}
             held |= {"crps": value, "log_loss": value} if value else {"status": "out of memory"}
             lines.append(",".join(str(held.get(column, "")) for column in run.HEADER))
     path.write_text("\n".join(lines) + "\n")
@@ -296,14 +296,54 @@ def test_the_page_names_what_is_worse_what_failed_and_what_was_not_reached(tmp_p
     assert "was run with code of 2 states: 1; 2." in text
     assert "**Not run yet: cultivars, digits," in text
     assert "| ames | NGBoost | out of memory |" in text and "without a rank: bde" in text
+    assert "| bde | 0.950 | 1 of 1 | - | - |" in text and "Not run: bde on " in text
     assert "| boston | **0.5** |" in text  # the last row counts
     assert (tmp_path / "ranks-regression.png").read_bytes().startswith(b"\x89PNG")
+
+
+def write_arms(path, names, score):
+    """A raw file of the arms of repulsion, with `score(name, arm)` of tests, folds and noise."""
+    rows = []
+    for name in names:
+        for arm in json.loads((sets.LIST.parent / "repulsion.json").read_text()):
+            crps, oof = score(name, arm)
+            held = {"set": name, "split": 0, "model": arm, "status": "ok", "crps": crps}
+            held |= {"oof": oof, "noisy": 2 * crps, "cpu_seconds": 3 if "forde" in arm else 2}
+            rows.append([held.get(column, "") for column in run.HEADER])
+    run.append(path, rows)
+
+
+def test_repulsion_pays_where_the_arm_that_folds_choose_beats_plain_members_of_equal_cost(tmp_path):
+    names = [s.name for s in sets.sets() if (s.half, s.task) == ("development", "regression")][:4]
+
+    def score(name, arm):
+        size = 1 + names.index(name)
+        if arm == "forde 4":
+            return 0.9 * size * (1 + 0.01 * size), 0.5
+        return size, 0.6 if arm == "forde 16" else 1 + len(arm)
+
+    write_arms(tmp_path / "repulsion.csv", names, score)
+    arms = repulsion.Arms(results.Raw("repulsion*.csv", tmp_path))
+    assert arms.sets == names and arms.of("kde") == ["kde 100", "kde 1000", "kde 10000"]
+    found = arms.beside(["plain 8", "forde 4", "forde 16"], "plain 16")
+    logs = np.log(0.9 * (1 + 0.01 * np.arange(1, 5)))
+    half = 3.182446 * logs.std(ddof=1) / 2
+    assert found.mean == pytest.approx(np.exp(logs.mean())) and (found.lower, found.sets) == (4, 4)
+    assert [found.low, found.high] == pytest.approx(
+        np.exp([logs.mean() - half, logs.mean() + half])
+    )
+    page.page(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "On the test points, `forde`, all chosen out-of-fold pays beside" in text
+    assert "| `forde 4` | 1.5 | 0.922 (" in text and "| `kde 100` | 1.0 | 1.000 (" in text
 
 
 def test_the_readme_says_what_the_judging_half_says():
     text = " ".join((sets.SUITE.parents[3] / "README.md").read_text().split())
     raw = results.Raw("judging*.csv", sets.SUITE)
-    said = re.search(r"lowest CRPS on (\d+) of (\d+) .*? on (\d+) of (\d+), in ([\d.]+) and", text)
+    said = re.search(
+        r"lowest CRPS on (\d+) of (\d+) .*? on (\d+) of (\d+), in ([\d.]+) and ([\d.]+)", text
+    )
     found = []
     for task, score in results.FIRST.items():
         models_, names = page.ranked(raw, task)
@@ -311,7 +351,6 @@ def test_the_readme_says_what_the_judging_half_says():
         assert models_[0] == results.OURS
         found += [int((table[:, 0] == table.min(1)).sum()), len(names)]
     assert [int(n) for n in said.groups()[:4]] == found
-    seconds = raw.means(raw.sets("regression"), ["shoal", "catboost"], "fit_seconds")
-    assert float(said[5]) == pytest.approx(
-        np.exp(np.log(seconds[:, 0] / seconds[:, 1]).mean()), abs=0.05
-    )
+    for place, task in enumerate(results.FIRST, 5):
+        ratios = raw.ratios(raw.sets(task), "shoal", "catboost", results.SECONDS)
+        assert float(said[place]) == pytest.approx(results.geometric(ratios), abs=0.05)

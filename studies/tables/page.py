@@ -1,4 +1,5 @@
-"""The page of the suite, from its raw files: judging*.csv, development*.csv and ablation*.csv.
+"""The page of the suite, from its raw files: judging*.csv, development*.csv, ablation*.csv
+and repulsion*.csv.
 
 python -m studies.tables.page
 """
@@ -13,10 +14,12 @@ from matplotlib.figure import Figure
 from shoal.core.display.text import markdown_table
 from shoal.plots.figure import COLOURS, INK, png, rc
 from studies.common import read_csv
+from studies.tables.repulsion import section as repulsion_section
 from studies.tables.results import (
     DEFAULTS,
     FIRST,
     OURS,
+    SECONDS,
     TUNED,
     Raw,
     cliques,
@@ -81,8 +84,8 @@ def rank_table(raw, task, models, sets):
     score = FIRST[task]
     table = raw.means(sets, models, score)
     best = np.nanmin(table, 1)
-    seconds = raw.means(sets, models, "fit_seconds")
-    base = raw.means(sets, ["catboost"], "fit_seconds")[:, 0]
+    seconds = raw.means(sets, models, SECONDS)
+    base = raw.means(sets, ["catboost"], SECONDS)[:, 0]
     found = ranks(table, models)
     heads = ["model", "mean rank", "lowest on", f"{TITLES[score]} / lowest", "worst ratio"]
     heads += ["coverage, lowest to highest"] if task == "regression" else ["mean ECE"]
@@ -99,7 +102,7 @@ def rank_table(raw, task, models, sets):
             + [f"{geometric(ratio):.3f}", f"{np.nanmax(ratio):.2f}", third]
             + [number(geometric(seconds[:, j])), number(geometric(seconds[:, j] / base))]
         )
-    return markdown_table([*heads, "seconds of a fit", "seconds / CatBoost"], lines), found
+    return markdown_table([*heads, "CPU seconds", "CPU seconds / CatBoost"], lines), found
 
 
 def rank_figure(found, title):
@@ -177,11 +180,10 @@ def judged(raw):
     lines += covered(raw, OURS, 0.87, 0.94, 500, "4. coverage of 0.87 to 0.94, 500 points or more")
     lines += covered(raw, "shoal-conformal", 0.88, 1, 0, "4. coverage of `conformal=True`, 0.88")
     sets = [name for task in FIRST for name in raw.sets(task)]
-    base = raw.means(sets, ["catboost"], "fit_seconds")
     for model, most in ((OURS, 5), ("shoal-fast", 1)):
-        mean = geometric(raw.means(sets, [model], "fit_seconds") / base)
+        mean = geometric(raw.ratios(sets, model, "catboost", SECONDS))
         if np.isfinite(mean):
-            asked = f"5. seconds of {label(model)} / CatBoost, at most {most}"
+            asked = f"5. CPU seconds of {label(model)} / CatBoost, at most {most}"
             lines.append([asked, f"{mean:.2f}", mean <= most])
     lines.sort(key=lambda line: str(line[0])[0])
     cells = [[asked, text, "yes" if enough else "**no**"] for asked, text, enough in lines]
@@ -233,26 +235,47 @@ def behind(raw):
 
 
 def beside(raw, models, base):
-    """Geometric means of scores and seconds of models over those of a base, set by set."""
+    """Geometric means of scores and seconds over those of a base, set by set, on common splits."""
     lines = []
     for model in models:
         cells = []
         for task, score in FIRST.items():
-            sets = [n for n in raw.sets(task) if raw.values(n, model, score)]
-            mine, other = (raw.means(sets, [m], score) for m in (model, base)) if sets else ([], [])
-            ratio = np.asarray(mine) / np.asarray(other)
-            lower = int((ratio < 1).sum())
-            held = np.isfinite(ratio).sum() if sets else 0
-            cells += [f"{geometric(ratio):.3f}", f"{lower} of {held}"] if held else ["-", "-"]
+            ratio = raw.ratios(raw.sets(task), model, base, score)
+            held = np.isfinite(ratio).sum()
+            lower = f"{(ratio < 1).sum()} of {held}"
+            cells += [f"{geometric(ratio):.3f}", lower] if held else ["-", "-"]
         sets = [n for task in FIRST for n in raw.sets(task)]
-        time = raw.means(sets, [model], "fit_seconds") / raw.means(sets, [base], "fit_seconds")
         cover = raw.means(raw.sets("regression"), [model], "coverage")
         spread = (
             f"{np.nanmin(cover):.2f} to {np.nanmax(cover):.2f}" if np.isfinite(cover).any() else "-"
         )
-        lines.append([label(model), *cells, spread, number(geometric(time))])
+        time = geometric(raw.ratios(sets, model, base, SECONDS))
+        lines.append([label(model), *cells, spread, number(time)])
     heads = [f"model, beside {label(base)}", "CRPS ratio", "lower on", "log-loss ratio", "lower on"]
-    return markdown_table([*heads, "coverage", "seconds ratio"], lines)
+    return markdown_table([*heads, "coverage", "CPU seconds ratio"], lines)
+
+
+def some_sets(raw):
+    """Models with rows for some sets alone: beside ours, and ranks where all models have rows."""
+    first, every = raw.at(SPLITS[0]), [n for task in FIRST for n in raw.sets(task)]
+    models = first.models(DEFAULTS)
+    few = [m for m in models if not raw.complete(m, every)]
+    if not few or OURS not in models:
+        return []
+    parts = ["## Models on some of the sets", beside(raw, few, OURS)]
+    for task, score in FIRST.items():
+        sets = [n for n in first.sets(task) if all(first.has(n, m) for m in models)]
+        if len(sets) > 1:
+            table, found = rank_table(first, task, models, sets)
+            text = (
+                f"{TITLES[score]} on split 0 of the {len(sets)} {task} sets that all "
+                f"{len(models)} default models have: {', '.join(sets)}. Friedman's test: "
+                f"p = {found.p_value:.2g}; critical difference {found.critical:.2f}."
+            )
+            parts += [text, table]
+    left = {label(m): [n for n in every if not raw.has(n, m)] for m in few}
+    text = "; ".join(f"{model} on {', '.join(names)}" for model, names in left.items() if names)
+    return [*parts, f"Not run: {text or 'some splits'}."]
 
 
 def failures(raw):
@@ -264,6 +287,25 @@ def failures(raw):
     return [markdown_table(["set", "model", "reason"], lines)] if lines else []
 
 
+def by_the_clock(raw):
+    """Why seconds are those of the CPU, and what the clock says, split by split."""
+    sets = [n for task in FIRST for n in raw.sets(task)]
+    found = {}
+    for split in SPLITS:
+        both = [
+            geometric(raw.at(split).ratios(sets, OURS, "catboost", score))
+            for score in ("wall_seconds", SECONDS)
+        ]
+        found |= {split: both} if np.isfinite(both).all() else {}
+    if not found:
+        return []
+    each = ", ".join(f"{clock:.2f} ({cpu:.2f}) on split {k}" for k, (clock, cpu) in found.items())
+    return [
+        "Seconds are those of the CPU, of fit and predictions: other work shared the machine, but "
+        f"not during split 1. By the clock (by the CPU), Shoal / CatBoost is {each}."
+    ]
+
+
 def results(raw):
     """All tables of the judging half."""
     versions = sorted({row["version"] for row in raw.rows.values()})
@@ -272,6 +314,7 @@ def results(raw):
     parts = ["## What was found", judged(raw)]
     parts += [f"Versions: {', '.join(versions)}. Threads of a fit: {', '.join(threads)}."]
     parts[-1] += f" Device: {', '.join(devices)}. All fits are in `judging*.csv`."
+    parts += by_the_clock(raw)
     runs = sorted({split for _, model, split in raw.rows if model == OURS})
     if runs and len(runs) < len(SPLITS):
         parts += [f"**Splits that were run: {', '.join(map(str, runs))}, of the three planned.**"]
@@ -287,6 +330,7 @@ def results(raw):
     parts += ["## What remains worse than another library", behind(raw), "## Ranks"]
     for task in FIRST:
         parts += ranking(raw, task, "judging")
+    parts += some_sets(raw)
     others = raw.models(TUNED)
     if others and raw.models([OURS]):
         parts += ["## Usual settings of others", beside(raw, [*others, "catboost"], OURS)]
@@ -296,8 +340,8 @@ def results(raw):
     parts += ["## Set by set", stars]
     for task, score in FIRST.items():
         models = raw.models((*DEFAULTS, *TUNED))
-        for name in (score, *MORE[task], "fit_seconds"):
-            title = TITLES.get(name, f"Seconds of a fit, {task}")
+        for name in (score, *MORE[task], SECONDS):
+            title = TITLES.get(name, f"CPU seconds of fit and predictions, {task}")
             parts += [f"{title}:", score_table(raw, task, name, models)] if raw.sets(task) else []
     bad = failures(raw)
     return [*parts, *(["## Fits that failed", *bad] if bad else [])]
@@ -311,6 +355,9 @@ def page(folder=SUITE):
     )
     if judging.rows:
         parts += results(judging)
+    repulsion = Raw("repulsion*.csv", folder)
+    if repulsion.rows:
+        parts += ["## Repulsion", *repulsion_section(repulsion)]
     if ablation.rows:
         parts += ["## One part of the recipe at a time", beside(ablation, ablation.arms(), OURS)]
     if development.rows:

@@ -1,5 +1,6 @@
 """What the raw files of the suite say: means over splits, ranks, ratios and tests."""
 
+import copy
 import math
 from typing import NamedTuple
 
@@ -11,6 +12,9 @@ from studies.tables.sets import SPLITS, SUITE
 
 FIRST = {"regression": "crps", "classification": "log_loss"}
 """The score that ranks, by task."""
+
+SECONDS = "cpu_seconds"
+"""Of fit and predictions: other work on the machine changes them less than seconds of the clock."""
 
 OURS = "shoal"
 DEFAULTS = (
@@ -53,6 +57,12 @@ class Raw:
             for row in read_csv(path):
                 self.rows[row["set"], row["model"], int(row["split"])] = row
 
+    def at(self, split):
+        """The rows of one split."""
+        part = copy.copy(self)
+        part.rows = {key: row for key, row in self.rows.items() if key[2] == split}
+        return part
+
     def sets(self, task):
         """Sets of a task that have rows, in the order of the list."""
         there = {name for name, _, _ in self.rows}
@@ -68,6 +78,10 @@ class Raw:
         there = dict.fromkeys(model for _, model, _ in self.rows)
         return [name for name in there if name not in (*DEFAULTS, *TUNED)]
 
+    def has(self, name, model):
+        """Whether a model has a row, good or bad, of any split."""
+        return any((name, model, split) in self.rows for split in SPLITS)
+
     def complete(self, model, sets):
         """Whether a model has a row, good or bad, for every split that was run.
 
@@ -80,22 +94,26 @@ class Raw:
     def values(self, name, model, score):
         """Values by split; none at all if a fit failed or has no such score."""
         rows = {split: self.rows.get((name, model, split)) for split in SPLITS}
-        found = {split: float(row[score] or "nan") for split, row in rows.items() if row}
+        found = {split: float(row.get(score) or "nan") for split, row in rows.items() if row}
         return found if all(map(math.isfinite, found.values())) else {}
 
     def mean(self, name, model, score):
         """Mean over the splits that there are; NaN without them."""
         return _mean(self.values(name, model, score).values())
 
-    def ratio(self, name, other, score):
-        """Mean of ours over mean of the other's, on the splits that both have."""
-        ours, theirs = (self.values(name, model, score) for model in (OURS, other))
-        both = ours.keys() & theirs.keys()
-        return _mean(ours[k] for k in both) / _mean(theirs[k] for k in both)
+    def ratio(self, name, model, base, score):
+        """Mean of a model over mean of a base, on the splits that both have; NaN without them."""
+        mine, other = (self.values(name, each, score) for each in (model, base))
+        both = mine.keys() & other.keys()
+        return _mean(mine[k] for k in both) / _mean(other[k] for k in both)
+
+    def ratios(self, sets, model, base, score):
+        """These ratios, set by set."""
+        return np.array([self.ratio(name, model, base, score) for name in sets])
 
     def largest_ratio(self, name, score):
-        """The ratio to the best other default model, and that model; NaN without ours."""
-        others = {m: self.ratio(name, m, score) for m in self.models(DEFAULTS) if m != OURS}
+        """The ratio of ours to the best other default model, and that model; NaN without ours."""
+        others = {m: self.ratio(name, OURS, m, score) for m in self.models(DEFAULTS) if m != OURS}
         there = {model: ratio for model, ratio in others.items() if math.isfinite(ratio)}
         best = max(there, key=lambda model: there[model], default="")
         return there.get(best, math.nan), best
