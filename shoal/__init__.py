@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shoal.evaluation.out_of_fold import out_of_fold
     from shoal.evaluation.predict import predict
     from shoal.evaluation.worth import Worth
-    from shoal.inference import adapters, likelihoods, priors
+    from shoal.inference import adapters, likelihoods, priors, samplers
     from shoal.inference.ensemble import Ensemble
     from shoal.inference.posterior import Posterior
     from shoal.integrations.export import Exported, export
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from shoal.prediction import decisions, metrics
     from shoal.prediction.predictive import Predictive
     from shoal.training.adopt import adopt
+    from shoal.training.draw import draw
     from shoal.training.fit import fit
     from shoal.training.folder.run import Run, load
     from shoal.training.forces import forces
@@ -60,6 +61,7 @@ _HOMES = {
     "Ensemble": "inference.ensemble",
     "fit": "training.fit",
     "grow": "training.grow",
+    "draw": "training.draw",
     "adopt": "training.adopt",
     "Run": "training.folder.run",
     "load": "training.folder.run",
@@ -105,6 +107,7 @@ _HOMES = {
     "Posterior": "inference.posterior",
     "likelihoods": "inference",
     "priors": "inference",
+    "samplers": "inference",
     # Below the training loop
     "Stepper": "training.stepper",
     "forces": "training.forces",
@@ -128,6 +131,7 @@ __all__ = [  # noqa: RUF022
     "Ensemble",
     "fit",
     "grow",
+    "draw",
     "adopt",
     "Run",
     "load",
@@ -169,6 +173,7 @@ __all__ = [  # noqa: RUF022
     "Posterior",
     "likelihoods",
     "priors",
+    "samplers",
     "Stepper",
     "forces",
     "StepInfo",

@@ -17,6 +17,7 @@ SLOW_FILES = {
     "test_decide_command",
     "test_decisions_coverage",
     "test_docs_code",
+    "test_draw",
     "test_evidence",
     "test_export",
     "test_explain",
@@ -41,6 +42,7 @@ SLOW_FILES = {
     "test_own_batches",
     "test_partial_fit",
     "test_report",
+    "test_samplers",
     "test_sklearn",
     "test_sklearn_checks",
 }

@@ -93,7 +93,7 @@ def test_imports_by_a_string_count():
 # The rooms inside a room from the bottom up; "" stands for the files beside them.
 INNER_ROOMS = {
     "engine": ("", "kernels", "derivatives", "member_layers", "processes", "members", "resources"),
-    "training": ("options", "step", "members", "mover", "folder", "loop", "search", ""),
+    "training": ("options", "step", "members", "mover", "folder", "loop", "draws", "search", ""),
 }
 
 

@@ -60,6 +60,10 @@ FINITE = "ensemble.alive"
 """Name of the tensor in a state dict that marks the finite members."""
 
 
+MANY = 128
+"""Most members in one pass without gradients, unless a runner is named: memory of one pass."""
+
+
 class IncompatibleKeys(NamedTuple):
     """Names that `load_state_dict` did not find, and names that it did not use."""
 
@@ -264,6 +268,8 @@ class Ensemble:
             probes: tensors added to the embeddings, one per architecture.
         """
         runner = mapping or default_runner(self.groups, self.device)
+        if mapping is None and self.members > MANY and not torch.is_grad_enabled():
+            runner = replace(runner, chunk=MANY)
         return self._run([MemberInputs(x, own_inputs)], runner, seed, step, probes)[0]
 
     def forward_with_rows(
@@ -368,6 +374,25 @@ class Ensemble:
         part.alive, part.first = self.alive[start:stop], self.first + start
         part.seed, part.offload = self.seed, self.offload
         return part
+
+    def repeated(self, count: int, weights: Tree) -> "Ensemble":
+        """An ensemble of count M members with these weights [count M, ...].
+
+        Member k M + i of each architecture has the running statistics of its member i.
+        """
+        whole = self.slice_members(0, self.members)
+        for group, original in zip(whole.groups, self.groups, strict=True):
+            group.weights = {
+                name: weights[f"{group.prefix}{name}"].clone().requires_grad_()
+                for name in original.weights
+            }
+            group.buffers = {
+                name: tensor.repeat(count, *(1,) * (tensor.ndim - 1))
+                for name, tensor in original.buffers.items()
+            }
+        whole.alive = self.alive.repeat(count)
+        whole.first, whole.offload = 0, None
+        return whole
 
     def without_side_effects(self) -> "Ensemble":
         """The same members with copied running statistics, so a pass changes nothing."""

@@ -15,6 +15,7 @@ from shoal.inference.members import as_saved
 from shoal.training.fit import fit
 from shoal.training.folder.own_data import own_data
 from shoal.training.folder.run import Run, is_adopted, opened
+from shoal.training.folder.run_folder import DRAWS
 from shoal.training.loop.callbacks import Callback, EpochEnd
 from shoal.training.options.options import EXCLUDES, KEPT, RunOptions, accepted
 
@@ -63,6 +64,10 @@ def grow(
         raise ConfigError(
             "these members were adopted, so their method is not known; "
             "name the method of the new members, such as method='f-kde'"
+        )
+    if DRAWS in run.config:
+        raise ConfigError(
+            "the members of this run are draws; grow the run that they were drawn from"
         )
     arguments = _arguments(run, changes, data is None)
     if run.ensemble.offload is not None:  # the members are on the host, their device is not

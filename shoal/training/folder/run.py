@@ -2,11 +2,12 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from shoal.core import factories
@@ -23,7 +24,7 @@ from shoal.models.blueprint import Blueprint
 from shoal.training.folder.calibration import calibration_note, read_calibration
 from shoal.training.folder.choice import Choice
 from shoal.training.folder.history import best_epoch, best_epochs, has_diverged
-from shoal.training.folder.run_folder import RunFolder
+from shoal.training.folder.run_folder import DRAWS, RunFolder
 
 __all__ = [
     "ADOPTED",
@@ -240,6 +241,10 @@ def load(
     """
     files = RunFolder(checked_path(folder, "folder"))
     config = files.config()
+    if not steps(files.checkpoints) and DRAWS in config:
+        raise StorageError(
+            f"the chains of {files.path} have not ended; type shoal.draw(..., out=..., resume=True)"
+        )
     if not steps(files.checkpoints):
         raise StorageError(
             f"{files.path} holds no checkpoint yet; its run stopped before the first checkpoint"
@@ -256,7 +261,10 @@ def load(
     if numbers is not None:
         _check_size(state, numbers, files.path)
     frozen = state.keys() - checkpoint.parts.get("ensemble", {}).keys()
-    ensemble = Ensemble.from_state(state, build, frozen)
+    if DRAWS in config:
+        ensemble = _drawn(state, build, frozen, config)
+    else:
+        ensemble = Ensemble.from_state(state, build, frozen)
     ensemble.use_output(config.get("outputs"))
     provenance = files.provenance()
     notes = provenance.pop("notes", [])
@@ -270,6 +278,31 @@ def load(
         files.path,
         choice=files.choice(),
     )
+
+
+def _drawn(
+    state: dict[str, Tensor],
+    build: Build | Sequence[tuple[Build, int]],
+    frozen: Iterable[str],
+    config: Mapping[str, Any],
+) -> Ensemble:
+    """An ensemble of draws; only as many networks are made as there are chains."""
+    count = config[DRAWS]["draws"]
+    chains = [table["members"] // count for table in config["model"]]
+    makes = [build] if callable(build) else [make for make, _ in build]
+    first = {**state, "alive": state["alive"][: sum(chains)]}
+    weights: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        kind, _, rest = name.partition("/")
+        if kind not in ("weights", "buffers"):
+            continue
+        group = int(rest.partition(".")[0].removeprefix("group")) if len(chains) > 1 else 0
+        exact = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        first[name] = exact[: chains[group]]
+        if kind == "weights":
+            weights[rest] = exact
+    pairs = list(zip(makes, chains, strict=True))
+    return Ensemble.from_state(first, pairs, frozen).repeated(count, weights)
 
 
 def run_id(folder: Path | str) -> str | None:

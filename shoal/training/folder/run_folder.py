@@ -40,10 +40,13 @@ from shoal.training.options.annealing import stored_annealing
 from shoal.training.options.options import stored_method
 from shoal.training.options.settings import Settings
 
-__all__ = ["BEST", "CHANGEABLE", "FolderLost", "RunFolder", "checked_config", "continuing"]
+__all__ = ["BEST", "CHANGEABLE", "DRAWS", "FolderLost", "RunFolder", "checked_config", "continuing"]
 
 BEST = "best"
 """The tensors of a checkpoint with the members of the best epoch, beside those of the last."""
+
+DRAWS = "draws"
+"""Key of a config and a provenance: how the members were drawn; see `shoal.draw`."""
 
 CHANGEABLE = ("epochs", "steps", "patience")
 """Settings that may change when a run is resumed."""
@@ -280,6 +283,7 @@ _CONFIG_CHECKS: dict[str, Check] = {
     **dict.fromkeys(("precision", "engine", "keep", "batches"), _TEXT),
     "validation": ("a share or a table", lambda v: _is_number(v) or isinstance(v, dict)),
     "adversarial": _TABLE,
+    DRAWS: _TABLE,
     "asked": ("a table with a method", lambda v: isinstance(v, dict) and _is_spec(v.get("method"))),
     "outputs": ("a name or a position", lambda value: isinstance(value, str) or _is_whole(value)),
     "model": _TABLES,

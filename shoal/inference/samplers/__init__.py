@@ -1,0 +1,12 @@
+"""Samplers: chains that draw from a density, all chains in one batch.
+
+A sampler moves M chains [M, D] with the gradients of a log density. It keeps its state in tensors,
+and takes its randomness from a seed, the step and the chain. So a resumed chain goes on bit for
+bit. `shoal.draw` samples the posterior of networks, `shoal.sample` any density.
+"""
+
+from shoal.inference.samplers.langevin import SGHMC, SGLD
+from shoal.inference.samplers.microcanonical import MCLMC
+from shoal.inference.samplers.sampler import Clock, Density, Sampler, known_sampler, registry
+
+__all__ = ["MCLMC", "SGHMC", "SGLD", "Clock", "Density", "Sampler", "known_sampler", "registry"]

@@ -1,0 +1,209 @@
+r"""Microcanonical Langevin Monte Carlo: chains with momenta of constant length.
+
+Robnik, De Luca, Silverstein & Seljak (2023, arXiv 2212.08549) and Robnik & Seljak (2024, arXiv
+2303.18221). A chain has a position x in R^d and a direction u of unit length. With g = ∇ log p(x),
+
+$$ \dot x = u, \qquad \dot u = (1 - u u^T) g / (d - 1), $$
+
+whose stationary density of x is p. One step of size ε is half a turn of u by the gradient, a
+move x += ε u, and another half turn. A turn by the gradient for a time h has the closed form, with
+the unit vector e = g / |g|, δ = h |g| / (d - 1) and the cosine c = e·u,
+
+$$ u' = \frac{u + e (\sinh δ + c (\cosh δ - 1))}{\cosh δ + c \sinh δ},
+   \qquad ΔK = (d - 1) \log(\cosh δ + c \sinh δ). $$
+
+Then the direction loses its memory over the length L: u ← (u + ν ξ) / |u + ν ξ| with ξ ~ N(0, 1)
+and ν² = (exp(2 ε / L) - 1) / d.
+
+A step changes the energy by ΔE = ΔK - Δ log p, which is 0 for ε → 0. The bias of the samples is
+set by E[ΔE²] / d. So the step size of every chain is tuned during the warm-up until that
+number is `energy_error`: it grows as ε^6, hence ε ← (mean of ΔE² / (d energy_error ε^6))^(-1/6).
+
+Preconditioning. Coordinates are measured in units of s, x = s z. A normal density has E[g²] = 1 /
+var, so s² = sqrt(var(x) / E[g²]) is right for it if the chain has mixed, and stays of use where the
+chain has not: gradients are known at once, variances late. s is set twice during the warm-up.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ConfigError
+from shoal.core.types import Tree
+from shoal.inference.samplers.sampler import Clock, Density, registry
+
+__all__ = ["MCLMC"]
+
+_MEMORY = 150
+"""Steps whose energy errors set the step size."""
+
+_ROUGH = 0.5
+"""Energy error at the start of the warm-up, where chains only have to move."""
+
+_NOTICED, _GROWTH = 0.1, 1.3
+"""A chain begins with tiny steps that grow by a factor until the energy error is noticed."""
+
+_UNIT_AT = 0.1, 0.3, 0.6
+"""Shares of the warm-up: begin to measure the units, set them, and set them again."""
+
+_TUNED = 0.6
+"""Share of the warm-up at which the energy error has its last value."""
+
+
+@registry.register("mclmc", cite=("robnik2023microcanonical", "robnik2024fluctuation"))
+@dataclass(frozen=True)
+class MCLMC:
+    """Microcanonical Langevin chains with gradients of all data, which tune themselves.
+
+    Attributes:
+        energy_error: variance of the energy change of a step, per dimension; smaller steps have
+            less bias and take longer.
+        length: decoherence length in units of √d; None finds it from the autocorrelation.
+        precondition: measure every coordinate in a unit of its own.
+    """
+
+    energy_error: float = 0.1
+    length: float | None = None
+    precondition: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.energy_error > 0:
+            raise ConfigError(f"energy_error must be positive, not {self.energy_error}")
+        if self.length is not None and not self.length > 0:
+            raise ConfigError(f"length must be positive, not {self.length}")
+
+    @property
+    def whole(self) -> bool:
+        """Energies compare one density with itself, so every step sees all data."""
+        return True
+
+    def begin(self, density: Density, x: Tensor, seed: int) -> Tree:
+        """See `Sampler`."""
+        log_density, gradient = density(x, 0)
+        d = density.numbers.to(x.dtype)
+        u = _unit(Clock(0, 0, 0, seed).normal("direction", x) * density.used)
+        one, zero = torch.ones_like(log_density), torch.zeros_like(log_density)
+        each = torch.zeros_like(x)
+        return {
+            "x": x.clone(), "u": u, "gradient": gradient, "log_density": log_density,
+            "size": 2e-4 * d.sqrt(), "length": (self.length or 1.0) * d.sqrt(),
+            "unit": torch.ones_like(x),
+            "seeking": one.clone(), "rough": zero.clone(), "weight": zero.clone(),
+            "limit": torch.inf * one,
+            "count": zero.clone(), "sum": each.clone(), "squares": each.clone(),
+            "gradients": each.clone(), "errors": zero.clone(), "refused": zero.clone(),
+            "steps": zero.clone(),
+        }  # fmt: skip
+
+    def step(self, density: Density, state: Tree, clock: Clock) -> None:
+        """See `Sampler`."""
+        d = density.numbers.to(state["x"].dtype)
+        size, unit = state["size"], state["unit"]
+        u, first = _turned(state["u"], state["gradient"] * unit, 0.5 * size, d)
+        x = state["x"] + size.unsqueeze(1) * unit * u
+        log_density, gradient = density(x, clock.step)
+        u, second = _turned(u, gradient * unit, 0.5 * size, d)
+        error = first + second - (log_density - state["log_density"])
+        # A jump of this energy leaves the region where the steps follow the flow.
+        sound = (error.abs() < 4 * d.sqrt() + 20) & torch.isfinite(gradient.sum(1))
+        each = sound.unsqueeze(1)
+        state["x"] = torch.where(each, x, state["x"])
+        state["gradient"] = torch.where(each, gradient, state["gradient"])
+        state["log_density"] = torch.where(sound, log_density, state["log_density"])
+        state["u"] = torch.where(each, u, -state["u"])
+        share = torch.where(sound, error.square() / d, 0.0)
+        if clock.step < clock.warmup:
+            self._tune(state, share, sound, clock)
+            self._measure_units(state, d, clock)
+        else:
+            state["errors"] += share
+            state["refused"] += ~sound
+            state["steps"] += 1
+        noise = clock.normal("direction", x) * density.used
+        spread = (torch.expm1(2 * state["size"] / state["length"]) / d).sqrt()
+        state["u"] = _unit(state["u"] + spread.unsqueeze(1) * noise)
+
+    def _tune(self, state: Tree, share: Tensor, sound: Tensor, clock: Clock) -> None:
+        """The step size whose energy error would be the wanted one."""
+        eased = _ROUGH + (self.energy_error - _ROUGH) * min(clock.warm / _TUNED, 1.0)
+        wanted, size = max(self.energy_error, eased), state["size"]
+        ratio = share / wanted
+        # Errors of very small steps are rounding, and grow with no power of the step.
+        seeking = (state["seeking"] > 0) & sound & (ratio < _NOTICED)
+        state["seeking"] = seeking.to(ratio.dtype)
+        trust = (-0.5 * (ratio.clamp(min=1e-8).log() / 9).square()).exp()
+        trust = torch.where(sound & ~seeking, trust, 0.0)
+        forget = (_MEMORY - 1) / (_MEMORY + 1)
+        state["rough"] = forget * state["rough"] + trust * ratio / size**6
+        state["weight"] = forget * state["weight"] + trust
+        state["limit"] = torch.where(sound, 1.01 * state["limit"], 0.8 * size)
+        fitting = (state["rough"] / state["weight"].clamp(min=1e-30)) ** (-1 / 6)
+        fitting = torch.minimum(torch.minimum(fitting, 1.05 * size), state["limit"])
+        fitting = torch.where(state["weight"] > 0, fitting, 0.8 * size)
+        state["size"] = torch.where(seeking, _GROWTH * size, fitting)
+
+    def _measure_units(self, state: Tree, d: Tensor, clock: Clock) -> None:
+        """Set the unit of every coordinate from the variance of positions and of gradients."""
+        begin, *marks = (int(share * clock.warmup) for share in _UNIT_AT)
+        if not self.precondition or not begin < clock.step <= marks[-1]:
+            return
+        state["count"] += 1
+        state["sum"] += state["x"]
+        state["squares"] += state["x"].square()
+        state["gradients"] += state["gradient"].square()
+        if clock.step not in marks:
+            return
+        count = state["count"].unsqueeze(1)
+        variance = state["squares"] / count - (state["sum"] / count).square()
+        ratio = variance.clamp(min=1e-12) / (state["gradients"] / count).clamp(min=1e-12)
+        logs = 0.25 * ratio.log()
+        logs = torch.where(state["gradients"] > 0, logs, 0.0)
+        mean = logs.sum(1, keepdim=True) / d.unsqueeze(1)
+        state["unit"] = (logs - mean).exp()
+        state["size"] = 0.1 * state["size"]
+        state["seeking"] = torch.ones_like(state["seeking"])
+        state["limit"] = torch.full_like(state["limit"], torch.inf)
+        for name in ("rough", "weight", "count", "sum", "squares", "gradients"):
+            state[name] = torch.zeros_like(state[name])
+
+    @property
+    def kept(self) -> float:
+        """Every step may give a draw."""
+        return 1.0
+
+    def keeps(self, clock: Clock) -> bool:
+        """See `Sampler`."""
+        return True
+
+    def diagnostics(self, state: Tree) -> dict[str, Tensor]:
+        """See `Sampler`."""
+        steps = state["steps"].clamp(min=1)
+        return {
+            "energy error": state["errors"] / steps,
+            "refused": state["refused"] / steps,
+            "step size": state["size"],
+            "length": state["length"],
+        }
+
+
+def _unit(u: Tensor) -> Tensor:
+    return u / torch.linalg.vector_norm(u, dim=1, keepdim=True)
+
+
+def _turned(u: Tensor, gradient: Tensor, time: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """The direction after a turn by the gradient, and the change of the kinetic energy [M].
+
+    With z = exp(-2δ): (cosh δ + c sinh δ) = e^δ ((1 + c) + (1 - c) z) / 2, which does not overflow.
+    """
+    length = torch.linalg.vector_norm(gradient, dim=1).clamp(min=1e-30)
+    e = gradient / length.unsqueeze(1)
+    c = (e * u).sum(1)
+    delta = time * length / (d - 1).clamp(min=1)
+    z = (-2 * delta).exp()
+    root = (-delta).exp()
+    total = (0.5 * ((1 + c) + (1 - c) * z)).clamp(min=1e-30)
+    along = 0.5 * ((1 - z) + c * (1 - root).square())
+    turned = (root.unsqueeze(1) * u + along.unsqueeze(1) * e) / total.unsqueeze(1)
+    kinetic = (d - 1).clamp(min=1) * (delta + total.log())
+    return _unit(turned), kinetic

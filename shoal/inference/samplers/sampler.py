@@ -1,0 +1,110 @@
+"""What a sampler is: chains, a density, and a clock."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ConfigError
+from shoal.core.random import hashed, key, normal_stream
+from shoal.core.registry import Registry
+from shoal.core.types import Tree
+from shoal.core.values import describe_value
+
+__all__ = ["Clock", "Density", "Sampler", "known_sampler", "registry"]
+
+registry = Registry("sampler")
+
+
+class Density(Protocol):
+    """A log density, up to a constant, and its gradient.
+
+    Attributes:
+        numbers: how many of the D columns each chain uses [M]; the others stay 0.
+        used: 1 for the columns that a chain uses, 0 for the others [M, D].
+        points: number of data points, by which learning rates are measured; 1 without data.
+    """
+
+    @property
+    def numbers(self) -> Tensor: ...
+
+    @property
+    def used(self) -> Tensor: ...
+
+    @property
+    def points(self) -> float: ...
+
+    def __call__(self, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Log densities [M] and gradients [M, D] at chains [M, D], perhaps of the batch `step`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Where the chains are.
+
+    Attributes:
+        step: number of the step, from 0.
+        warmup: number of steps whose positions are discarded.
+        steps: number of steps in all.
+        seed: fixes all random numbers.
+    """
+
+    step: int
+    warmup: int
+    steps: int
+    seed: int = 0
+
+    @property
+    def warm(self) -> float:
+        """Share of the warm-up that is done; 1 afterwards."""
+        return min(self.step / self.warmup, 1.0) if self.warmup else 1.0
+
+    def normal(self, purpose: str, like: Tensor) -> Tensor:
+        """Standard normal numbers like chains [M, D]; those of a chain depend on no other chain."""
+        numbers = torch.arange(len(like), device=like.device)
+        keys = hashed(key(self.seed, purpose, self.step, like.device) + numbers)
+        drawn = normal_stream(keys, 0, (like.shape[1] + 1) // 2)[:, : like.shape[1]]
+        return drawn.to(like.dtype)
+
+
+class Sampler(Protocol):
+    """Moves chains. All that a later step depends on is in the state, a dict of tensors.
+
+    Attributes:
+        whole: whether a step wants the gradient of all data, and not of a mini-batch.
+        kept: share of the steps after the warm-up whose positions may be draws.
+    """
+
+    @property
+    def whole(self) -> bool: ...
+
+    @property
+    def kept(self) -> float: ...
+
+    def begin(self, density: Density, x: Tensor, seed: int) -> Tree:
+        """The state of chains that begin at x [M, D]; its entry "x" is the position."""
+        ...
+
+    def step(self, density: Density, state: Tree, clock: Clock) -> None:
+        """Move all chains by one step, in place."""
+        ...
+
+    def keeps(self, clock: Clock) -> bool:
+        """Whether positions after this step, which is not of the warm-up, may be draws."""
+        ...
+
+    def diagnostics(self, state: Tree) -> dict[str, Tensor]:
+        """What the sampler knows of its own quality, one number per chain [M]."""
+        ...
+
+
+def known_sampler(name: str, value: Any) -> Sampler:
+    """The check of an argument that is a sampler: its name, a table or an object."""
+    made = registry.make(value)
+    if hasattr(made, "begin") and hasattr(made, "step"):
+        return made
+    raise ConfigError(
+        f"{name} must be a sampler, such as 'mclmc' or 'sghmc', not {describe_value(value)}"
+    )

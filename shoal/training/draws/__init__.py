@@ -1,0 +1,1 @@
+"""Draws: members of a trained run become chains that sample the posterior."""

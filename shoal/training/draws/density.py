@@ -1,0 +1,151 @@
+"""The posterior of an ensemble's members as a density of flat weights [M, D]."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.core.tree import rows
+from shoal.core.types import Tree
+from shoal.data.batches.sources import ArrayBatches, LoaderBatches
+from shoal.engine.resources.plan import default_runner
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.posterior import Posterior, total_weight
+from shoal.training.step.drive import StepContext
+from shoal.training.step.velocity import velocity_of
+
+__all__ = ["FlatWeights", "PosteriorDensity"]
+
+
+class FlatWeights:
+    """The weights of every member as one row [M, D]; rows of smaller networks end with zeros.
+
+    Attributes:
+        numbers: number of weights of each member [M].
+    """
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        self.ensemble = ensemble
+        counts = [sum(t[0].numel() for t in g.weights.values()) for g in ensemble.groups]
+        each = [torch.full((g.members,), c) for g, c in zip(ensemble.groups, counts, strict=True)]
+        self.numbers = torch.cat(each).to(ensemble.device)
+        self.width = max(counts)
+
+    @property
+    def used(self) -> Tensor:
+        """1 for the columns that a member uses, 0 for the others [M, D]."""
+        columns = torch.arange(self.width, device=self.numbers.device)
+        return (columns < self.numbers.unsqueeze(1)).to(self.ensemble.dtype)
+
+    def read(self, tree: Tree | None = None) -> Tensor:
+        """The weights, or other tensors like them, as rows."""
+        tree = self.ensemble.weights if tree is None else tree
+        parts = []
+        for group in self.ensemble.groups:
+            names = [f"{group.prefix}{name}" for name in group.weights]
+            flat = torch.cat([rows(tree[name].detach()) for name in names], 1)
+            parts.append(torch.nn.functional.pad(flat, (0, self.width - flat.shape[1])))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def named(self, x: Tensor) -> Tree:
+        """Rows [M, D], or draws of them [K, M, D], by the names of the weights; views."""
+        tree, first = {}, 0
+        for group in self.ensemble.groups:
+            mine, place = x[..., first : first + group.members, :], 0
+            for name, tensor in group.weights.items():
+                count, shape = tensor[0].numel(), tensor.shape[1:]
+                part = mine[..., place : place + count]
+                tree[f"{group.prefix}{name}"] = part.reshape(*part.shape[:-1], *shape)
+                place += count
+            first += group.members
+        return tree
+
+    @torch.no_grad()
+    def write(self, x: Tensor) -> None:
+        """Set the weights."""
+        weights = self.ensemble.weights
+        named = self.named(x)
+        for name, tensor in named.items():
+            weights[name].copy_(tensor)
+
+
+class PosteriorDensity(FlatWeights):
+    """log p(θ | D) / T of every member, with gradients of all data or of mini-batches.
+
+    The networks run in evaluation mode: without dropout, and with the running statistics of their
+    training. So the log density is a function of the weights alone.
+
+    Attributes:
+        points: number of training targets N.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        posterior: Posterior,
+        batches: ArrayBatches | LoaderBatches,
+        whole: bool,
+        sites: torch.Size,
+    ) -> None:
+        super().__init__(ensemble)
+        self.posterior, self.batches, self.whole = posterior, batches, whole
+        self.sites, self.points = sites, float(posterior.n)
+        mapping = default_runner(ensemble.groups, ensemble.device)
+        self.context = StepContext(posterior=posterior, repulsion=None, mapping=mapping)
+        self._place = -1
+        self._waiting: Iterator[Any] = iter(())
+
+    def __call__(self, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """See `samplers.Density`."""
+        self.write(x)
+        self.ensemble.train(False)
+        total, gradient = x.new_zeros(len(x)), None
+        for batch, share in self._batches(step):
+            velocity, info = velocity_of(self._at(step), self.ensemble, batch)
+            total = total - share * info.loss.detach()
+            flat = self.read(velocity)
+            gradient = share * flat if gradient is None else gradient.add_(flat, alpha=share)
+        assert gradient is not None, "training data have at least one batch"
+        heat = self.posterior.heat
+        log_density = total / heat + self._log_prior() / self.posterior.temperature
+        return log_density.to(x.dtype), gradient / heat
+
+    def _at(self, step: int) -> StepContext:
+        return self.context if self.whole else replace(self.context, step=step)
+
+    @torch.no_grad()
+    def _log_prior(self) -> Tensor:
+        prior: Any = self.posterior.prior
+        return torch.cat([prior.log_prob(group.weights) for group in self.ensemble.groups])
+
+    def _batches(self, step: int) -> Iterator[tuple[Any, float]]:
+        """The batches of a step, each with its share of all targets."""
+        if not self.whole:
+            yield self._batch(step), 1.0
+            return
+        for batch in self._sweep():
+            yield batch, self._share(batch)
+
+    def _sweep(self) -> Iterator[Any]:
+        batches = self.batches
+        if isinstance(batches, LoaderBatches):
+            return batches.sweep()
+        parts = range(0, batches.n, batches.batch_size)
+        size = batches.batch_size
+        return iter([(batches.x[i : i + size], batches.y[i : i + size]) for i in parts])
+
+    def _share(self, batch: Any) -> float:
+        if isinstance(self.batches, ArrayBatches) and self.batches.batch_size >= self.batches.n:
+            return 1.0
+        _, y = batch
+        return total_weight(self.posterior.likelihood, y, self.sites) / self.points
+
+    def _batch(self, step: int) -> Any:
+        """The mini-batch of a step; the order of the data depends on seed and epoch alone."""
+        epoch, place = divmod(step, self.batches.steps_per_epoch)
+        if place == 0 or step != self._place:
+            self._waiting = self.batches.batches(epoch, place)
+        self._place = step + 1
+        return next(self._waiting)

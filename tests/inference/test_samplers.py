@@ -1,0 +1,106 @@
+"""Samplers: their draws have the moments of known densities."""
+
+import math
+
+import pytest
+import torch
+
+from shoal.inference.samplers import MCLMC, SGHMC, SGLD, Clock
+
+VARIANCES = torch.logspace(-1, 1, 8, dtype=torch.float64)
+
+
+class Normal:
+    """Independent normal columns around 1 with the given variances."""
+
+    def __init__(self, chains, variances=VARIANCES, points=1.0):
+        self.variances, self.points = variances, points
+        self.numbers = torch.full((chains,), len(variances))
+        self.used = torch.ones(chains, len(variances), dtype=torch.float64)
+
+    def __call__(self, x, step):
+        away = x - 1
+        return -0.5 * (away**2 / self.variances).sum(1), -away / self.variances
+
+
+def sampled(sampler, density, warmup, draws, thin=1, seed=0):
+    """Draws [draws, M, D] of chains that begin at 0, and the state of the sampler."""
+    steps = warmup + math.ceil(draws * thin / sampler.kept)
+    state = sampler.begin(density, torch.zeros_like(density.used), seed)
+    kept = []
+    for step in range(steps):
+        clock = Clock(step, warmup, steps, seed)
+        sampler.step(density, state, clock)
+        if step >= warmup and sampler.keeps(clock):
+            kept.append(state["x"].clone())
+    return torch.stack(kept[:: max(thin, 1)]), state
+
+
+LAWS = {
+    "mclmc": (MCLMC(energy_error=1e-3), 400, 600),
+    "plain mclmc": (MCLMC(energy_error=1e-3, precondition=False), 400, 800),
+    "sghmc": (SGHMC(lr=0.02), 400, 1000),
+    "sgld": (SGLD(lr=0.02), 1200, 1500),
+    "preconditioned": (SGHMC(lr=0.01, precondition=True), 500, 1000),
+    "cyclical": (SGHMC(lr=0.03, schedule="cyclical", cycles=2), 400, 1500),
+    "decaying": (SGHMC(lr=0.04, schedule="decaying"), 400, 1500),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_draws_have_the_moments_of_a_normal_density(name):
+    sampler, warmup, draws = LAWS[name]
+    density = Normal(chains=100)
+    x, _ = sampled(sampler, density, warmup, draws)
+    flat = x.flatten(0, 1)
+    assert ((flat.mean(0) - 1).abs() < 0.15 * VARIANCES.sqrt()).all()
+    wide = 0.0 if name.endswith("mclmc") else sampler.lr / (2 * (1 + sampler.momentum))
+    ratio = flat.var(0) / VARIANCES * (1 - wide / VARIANCES)
+    assert ((ratio - 1).abs() < 0.2).all(), ratio
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_finite_steps_widen_a_normal_density_as_theory_says(momentum):
+    # variance = 1 / a / (1 - lr a / (2 (1 + momentum))), with N = 1 and precision a
+    a = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    lr = 0.5
+    density = Normal(2000, 1 / a)
+    x, _ = sampled(SGHMC(lr=lr, momentum=momentum), density, 300, 60, thin=5)
+    exact = 1 / a / (1 - lr * a / (2 * (1 + momentum)))
+    torch.testing.assert_close(x.flatten(0, 1).var(0), exact, rtol=0.03, atol=0)
+
+
+def test_the_bias_of_mclmc_falls_with_its_energy_error():
+    density = Normal(200, torch.ones(30, dtype=torch.float64))
+    errors = {}
+    for wanted in (2.0, 1e-3):
+        x, state = sampled(MCLMC(wanted, precondition=False), density, 600, 600)
+        found = MCLMC().diagnostics(state)["energy error"]
+        assert 0.3 * wanted < float(found.mean()) < 3 * wanted
+        errors[wanted] = float((x.flatten(0, 1).var(0) - 1).abs().mean())
+    assert errors[1e-3] < 0.05 < errors[2.0]
+
+
+def test_a_shorter_chain_uses_its_own_columns_only():
+    class Padded(Normal):
+        def __call__(self, x, step):
+            away = (x - 1) * self.used
+            return -0.5 * (away**2).sum(1), -away
+
+    padded = Padded(2, torch.ones(6, dtype=torch.float64))
+    padded.numbers = torch.tensor([6, 4])
+    padded.used[1, 4:] = 0
+    x, _ = sampled(MCLMC(), padded, 20, 10)
+    assert (x[:, 1, 4:] == 0).all() and (x[:, 1, :4] != 0).all()
+
+
+def test_a_jump_of_energy_is_refused_and_the_chain_turns_round():
+    class Cliff(Normal):
+        def __call__(self, x, step):
+            value, gradient = super().__call__(x, step)
+            return torch.where(x[:, 0] > 0.05, -1e9, value), gradient
+
+    density = Cliff(5)
+    x, state = sampled(MCLMC(), density, 100, 400)
+    assert (x[..., 0] <= 0.05).all()
+    assert (MCLMC().diagnostics(state)["refused"] > 0).all()

@@ -1,0 +1,156 @@
+"""Draws: chains sample the posterior, survive kills bit for bit, and load as a run."""
+
+import pytest
+import torch
+from small_runs import assert_equal_trees, assert_one_sentence, frozen
+from torch import nn
+
+import shoal
+from shoal.core.errors import ConfigError, ShoalError, StorageError
+from shoal.data.batches.sources import ArrayBatches
+from shoal.inference.posterior import Posterior
+from shoal.inference.samplers import MCLMC, SGHMC
+from shoal.training.draws.density import PosteriorDensity
+
+POINTS, COLUMNS, NOISE = 40, 7, 0.5
+
+
+def problem(seed=0):
+    """Inputs and targets of a linear model."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(POINTS, COLUMNS, generator=generator) * torch.logspace(-0.5, 0.5, COLUMNS)
+    y = x.sum(1) + NOISE * torch.randn(POINTS, generator=generator)
+    return x, y
+
+
+def trained(members=20, **options):
+    x, y = problem()
+    ensemble = shoal.Ensemble.init(lambda: nn.Linear(COLUMNS, 1), members)
+    likelihood = shoal.likelihoods.Gaussian(NOISE)
+    settings = {"likelihood": likelihood, "method": "ensemble", "steps": 20, "lr": 0.05}
+    return shoal.fit(ensemble, (x, y), progress=False, **(settings | options))
+
+
+def drawn(run, **options):
+    return shoal.draw(run, progress=False, **options)
+
+
+LENGTHS = {"draws": 6, "warmup": 5, "thin": 2}
+SAMPLERS = ["mclmc", "sghmc", {"name": "sgld", "schedule": "decaying"}]
+
+
+class Killed(Exception):
+    """The process ended here."""
+
+
+def kill_at(monkeypatch, step, kind):
+    """Let a sampler end the process at a step."""
+    genuine = kind.step
+
+    def dying(self, density, state, clock):
+        if clock.step == step:
+            raise Killed
+        genuine(self, density, state, clock)
+
+    monkeypatch.setattr(kind, "step", dying)
+
+
+class TestFolder:
+    @pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+    @pytest.mark.parametrize("step", [2, 9])
+    def test_a_killed_sampling_goes_on_bit_for_bit(self, sampler, step, tmp_path, monkeypatch):
+        run = trained(members=3)
+        options = {"sampler": sampler, "batch_size": None if sampler == "mclmc" else 16, **LENGTHS}
+        whole = drawn(run, **options)
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            kill_at(patch, step, MCLMC if sampler == "mclmc" else SGHMC)
+            drawn(run, out=tmp_path / "run", save_every=0, **options)
+        with pytest.raises(StorageError, match="have not ended"):
+            shoal.load(tmp_path / "run", lambda: nn.Linear(COLUMNS, 1), run.likelihood)
+        again = drawn(run, out=tmp_path / "run", resume=True, **options)
+        assert_equal_trees(frozen(again.ensemble), frozen(whole.ensemble))
+        assert not (tmp_path / "run" / "sampling").exists()
+        ready = drawn(run, out=tmp_path / "run", resume=True, **options)
+        assert_equal_trees(frozen(ready.ensemble), frozen(whole.ensemble))
+
+    @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+    def test_a_folder_loads_as_the_run_that_was_drawn(self, precision, tmp_path):
+        run = trained(members=3)
+        draws = drawn(run, out=tmp_path / "run", precision=precision, **LENGTHS)
+        loaded = shoal.load(tmp_path / "run", lambda: nn.Linear(COLUMNS, 1), run.likelihood)
+        assert_equal_trees(frozen(loaded.ensemble), frozen(draws.ensemble))
+        assert loaded.ensemble.dtype == torch.float32
+        assert loaded.config["draws"]["chains"] == 3 and loaded.ensemble.members == 18
+        x, _ = problem(1)
+        assert torch.equal(shoal.predict(loaded, x).mean, shoal.predict(draws, x).mean)
+
+    def test_two_architectures_are_drawn_together(self, tmp_path):
+        x, y = problem()
+        builds = [
+            (lambda: nn.Linear(COLUMNS, 1), 2),
+            (lambda: nn.Sequential(nn.Linear(COLUMNS, 3), nn.Tanh(), nn.Linear(3, 1)), 3),
+        ]
+        ensemble = shoal.Ensemble.init(builds)
+        likelihood = shoal.likelihoods.Gaussian(NOISE)
+        run = shoal.fit(
+            ensemble, (x, y), likelihood=likelihood, method="ensemble", steps=3, progress=False
+        )
+        draws = drawn(run, out=tmp_path / "run", **LENGTHS)
+        loaded = shoal.load(tmp_path / "run", builds, likelihood)
+        assert_equal_trees(frozen(loaded.ensemble), frozen(draws.ensemble))
+        assert [group.members for group in draws.ensemble.groups] == [12, 18]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"sampler": "mclmd"}, "did you mean 'mclmc'"),
+            ({"sampler": "mclmc", "batch_size": 8}, "sees all data"),
+            ({"sampler": {"name": "sghmc", "momentum": 1.0}}, "momentum"),
+            ({"draws": 0}, "draws"),
+            ({"prior": "function-space"}, "no density at the weights"),
+            ({"draws": 10**12}, "keep fewer"),
+        ],
+    )
+    def test_bad_input_gets_one_sentence(self, options, words, tmp_path):
+        run = trained(members=2)
+        with pytest.raises(ShoalError) as error:
+            drawn(run, out=tmp_path / "run", **options)
+        assert_one_sentence(error.value, words)
+        assert not (tmp_path / "run").exists()
+
+    def test_draws_are_not_drawn_from_or_grown(self):
+        run = drawn(trained(members=2), **LENGTHS)
+        for call in (shoal.draw, shoal.grow):
+            with pytest.raises(ConfigError, match="draw") as error:
+                call(run, progress=False)
+            assert_one_sentence(error.value)
+
+    def test_the_trained_run_stays_as_it_was(self):
+        run = trained(members=2)
+        before = frozen(run.ensemble)
+        drawn(run, **LENGTHS)
+        assert_equal_trees(frozen(run.ensemble), before)
+
+
+@pytest.mark.parametrize("pieces", [POINTS, 16])
+def test_the_density_is_that_of_autograd(pieces):
+    x, y = problem()
+    x, y = x.double(), y.double()
+    ensemble = shoal.Ensemble.init(lambda: nn.Linear(COLUMNS, 2), 3).to(torch.float64)
+    likelihood = shoal.likelihoods.HeteroscedasticGaussian().initialised_from(y)
+    posterior = Posterior(likelihood, shoal.priors.Gaussian(0.7), POINTS, temperature=2.0)
+    batches = ArrayBatches(x, y, pieces)
+    density = PosteriorDensity(ensemble, posterior, batches, True, torch.Size())
+    theta = torch.randn(3, density.width, dtype=torch.float64, requires_grad=True)
+    value, gradient = density(theta.detach(), 0)
+    weight, bias = theta[:, : 2 * COLUMNS].reshape(3, 2, COLUMNS), theta[:, 2 * COLUMNS :]
+    outputs = x @ weight.mT + bias.unsqueeze(1)
+    exact = likelihood.log_prob(outputs, y).sum(1) / 2.0
+    normal = torch.distributions.Normal(0.0, 0.7)
+    exact = exact + normal.log_prob(theta).sum(1) / 2.0
+    (by_autograd,) = torch.autograd.grad(exact.sum(), theta)
+    away = value - exact.detach()
+    torch.testing.assert_close(away, away.mean().expand(3), rtol=0, atol=1e-6)  # one constant
+    torch.testing.assert_close(gradient, by_autograd, rtol=1e-7, atol=1e-6)
