@@ -16,6 +16,7 @@ SLOW_FILES = {
     "test_corrupted",
     "test_decide_command",
     "test_decisions_coverage",
+    "test_derivatives_trained",
     "test_docs_code",
     "test_draw",
     "test_evidence",

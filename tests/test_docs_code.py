@@ -52,6 +52,9 @@ CHECKS = {
         and torch.allclose(b.pred.variance, b.noise + b.ignorance, rtol=1e-4)
         and b.noise.shape == b.t_test.shape
     ),
+    "depends on its inputs": lambda a: (
+        a.sensitivity.argmax() == 0 and a.doubtful.shape == (150, 4) and not a.doubtful[:, 0].any()
+    ),
     "larger than the memory": lambda a: torch.equal(a.later.members, a.pred.members),
     "report for colleagues": lambda a: "Three classes" in Path("report.html").read_text("utf-8"),
     "noise that differs": lambda a: a.width.shape == a.t_test.shape and a.width.std() > 0,
@@ -65,6 +68,10 @@ CHECKS = {
     "rare classes": accurate,
     "weigh single": accurate,
     "loss of my own": lambda a: 0.8 < (a.t_test <= a.quantile).float().mean() < 1,
+    "on derivatives": lambda a: (
+        a.scores["derivatives_rmse"] < 0.5 and a.scores["rmse"] < 0.5 and a.pred.size == 5
+    ),
+    "physics-informed": lambda a: (a.u - (-a.time[:, 0]).exp()).abs().max() < 0.1,
     "texts, dates and gaps": lambda a: (a.low < a.high).all() and len(a.low) == 5,
     "sharp changes": lambda a: (
         a.model.preprocessing_.transform(a.x.numpy()).shape[1] > 10 * a.x.shape[1]

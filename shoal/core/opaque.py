@@ -1,5 +1,6 @@
 """Batch objects that only their network understands, such as batches of graphs."""
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -9,7 +10,15 @@ from torch import Tensor
 
 from shoal.core.errors import DataError
 
-__all__ = ["Opaque", "OpaqueBatches", "first_tensor", "is_batch_object", "tensors_in"]
+__all__ = [
+    "Opaque",
+    "OpaqueBatches",
+    "by_point",
+    "first_tensor",
+    "is_batch_object",
+    "tensors_in",
+    "with_attribute",
+]
 
 
 class Opaque:
@@ -138,6 +147,56 @@ class OpaqueBatches(Opaque):
         """All tensors of all batches."""
         for batch in self.batches:
             yield from tensors_in(batch)
+
+
+def with_attribute(value: Any, name: str, tensor: Tensor) -> Any:
+    """A copy of an object with another tensor of this name; it shares all others."""
+    other = copy.copy(value)
+    setattr(other, name, tensor)
+    return other
+
+
+def by_point(value: Any, rows: Tensor, points: int, fill: float, axis: int = 0) -> Tensor:
+    """Rows [..., A, ...] of a batch object by data point [..., B, n, ...].
+
+    The attribute `batch` [A] of the object says to which data point a row belongs, such as an atom
+    to a molecule. Data points with fewer than n rows end in `fill`.
+
+    Args:
+        value: the object.
+        rows: a tensor with A rows on `axis`.
+        points: number of data points B.
+        fill: what a data point without a row has.
+        axis: the axis of the rows.
+
+    >>> from types import SimpleNamespace
+    >>> by_point(SimpleNamespace(batch=torch.tensor([0, 1, 1])), torch.arange(3.0), 2, -1.0)
+    tensor([[ 0., -1.],
+            [ 1.,  2.]])
+    """
+    owner, count = getattr(value, "batch", None), rows.shape[axis]
+    if not isinstance(owner, Tensor):
+        if count != points and points != 1:
+            raise DataError(
+                f"a {type(value).__name__} of {points} data points has {count} rows; it needs an "
+                f"attribute `batch` with the data point of each row"
+            )
+        return rows if count == points > 1 else rows.unsqueeze(axis)
+    owner = owner.to(rows.device)
+    if len(owner) != count:
+        raise DataError(
+            f"the attribute `batch` of a {type(value).__name__} has {len(owner)} rows, "
+            f"but the tensor has {count}"
+        )
+    counts, order = owner.bincount(minlength=points), owner.argsort(stable=True)
+    place = torch.empty_like(owner)
+    starts = counts.cumsum(0) - counts
+    place[order] = torch.arange(count, device=rows.device) - starts[owner[order]]
+    most = int(counts.max())
+    index = owner * most + place
+    shape = [*rows.shape[:axis], points * most, *rows.shape[axis + 1 :]]
+    filled = rows.new_full(shape, fill).index_copy(axis, index, rows)
+    return filled.unflatten(axis, (points, most))
 
 
 def is_batch_object(value: Any) -> bool:

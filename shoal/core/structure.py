@@ -7,6 +7,7 @@ both alike. An object of a library, such as a batch of graphs, stays whole: `cor
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,13 +15,14 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import DataError
-from shoal.core.opaque import Opaque, OpaqueBatches, is_batch_object
+from shoal.core.opaque import Opaque, OpaqueBatches, is_batch_object, with_attribute
 
 __all__ = [
     "Inputs",
     "MemberWeighted",
     "Structured",
     "Weighted",
+    "as_long",
     "form_of",
     "form_table",
     "is_structure",
@@ -66,6 +68,11 @@ class Structured:
     def original(self) -> Any:
         """The structure as it was given, with the tensors as they are now."""
         return _rebuilt(self.form, self.tensors)
+
+    @classmethod
+    def of_object(cls, value: Any, name: str, tensor: Tensor) -> "Structured":
+        """A batch object in which one tensor may differ by member; it stays whole otherwise."""
+        return cls({name: tensor}, _Object(value, name))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Structured":
         """The same structure with every tensor changed; single numbers stay as they are."""
@@ -233,6 +240,29 @@ def joined(parts: Sequence[Any]) -> Any:
     return type(first)(tensors, first.form)
 
 
+def as_long(parts: Sequence[Any]) -> list[Any]:
+    """Targets of batches with as many rows a data point, [B, rows, ...]; the last ones are NaN.
+
+    >>> short, long = (Structured.of({"f": torch.ones(1, n)}) for n in (1, 2))
+    >>> as_long([short, long])[0].tensors["f"]
+    tensor([[1., nan]])
+    """
+    if not all(isinstance(part, Structured) for part in parts) or _same_rows(parts):
+        return list(parts)
+    most = {
+        name: max(part.tensors[name].shape[1] for part in parts)
+        for name, tensor in parts[0].tensors.items()
+        if tensor.ndim > 1 and tensor.is_floating_point()
+    }
+
+    def padded(name: str, tensor: Tensor) -> Tensor:
+        missing = most[name] - tensor.shape[1] if name in most else 0
+        shape = tensor.shape[0], missing, *tensor.shape[2:]
+        return torch.cat([tensor, tensor.new_full(shape, math.nan)], 1) if missing else tensor
+
+    return [type(p)({n: padded(n, t) for n, t in p.tensors.items()}, p.form) for p in parts]
+
+
 def _same_rows(parts: Sequence[Any]) -> bool:
     """Whether the rows of all batches have the same shapes."""
 
@@ -287,6 +317,15 @@ class _Name(str):
     """Stands for the tensor of this name in a form."""
 
 
+class _Object:
+    """A batch object in a form, of which one attribute is a tensor of the structure."""
+
+    __slots__ = ("name", "value")
+
+    def __init__(self, value: Any, name: str) -> None:
+        self.value, self.name = value, name
+
+
 class _Record:
     """A dataclass or a named tuple in a form."""
 
@@ -326,6 +365,8 @@ def _rebuilt(form: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {key: _rebuilt(each, tensors) for key, each in form.items()}
     if isinstance(form, (tuple, list)):
         return type(form)(_rebuilt(each, tensors) for each in form)
+    if isinstance(form, _Object):
+        return with_attribute(form.value, form.name, tensors[form.name])
     if isinstance(form, _Record):
         return form.kind(**{name: _rebuilt(each, tensors) for name, each in form.fields.items()})
     return form

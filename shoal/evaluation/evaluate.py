@@ -329,22 +329,23 @@ def evaluate_run(
     scaling = dataset.scaling
     labelled = labelled_test(dataset)
     whole = split_prediction(run, labelled, scaling)
-    test, counted, test_scores = _scored(whole, labelled)
+    test, counted, test_scores, slopes = _scored(whole, labelled)
     y: Any = counted.y
     scores: dict[str, Any] = {"test": test_scores, "shifts": {}, "ood": {}}
     samples = _samples("test", test, counted, gallery) | _members(test, y)
-    samples |= _curves(whole, labelled)
+    samples |= _curves(whole, labelled) | _derivative_samples(test, y, slopes)
     counts = {"test": len(test)}
     for name, split in dataset.shifts.items():
         split = _in_units(split, scaling)
         key, whole = f"shift:{name}", split_prediction(run, split, scaling)
-        pred, split, shift_scores = _scored(whole, split)
+        pred, split, shift_scores, _ = _scored(whole, split)
         counts[key] = len(pred)
         scores["shifts"][name] = shift_scores
         samples |= _thinned(_samples(key, pred, split, 0), KEPT // len(dataset.shifts))
         after(key)
     for name, split in dataset.ood.items():
-        key, pred = f"ood:{name}", split_prediction(run, Split(split.x), scaling).points()[0]
+        key, pred = f"ood:{name}", split_prediction(run, Split(split.x), scaling).of_values
+        pred = pred.points()[0]
         counts[key] = len(pred)
         scores["ood"][name] = _ood_scores(test, pred)
         samples |= _samples(key, pred, Split(split.x), gallery)
@@ -366,13 +367,22 @@ def evaluate_run(
     return evaluation
 
 
-def _scored(pred: Predictive, split: Split) -> tuple[Predictive, Split, dict[str, float]]:
-    """A prediction and its split without ignored targets, every site a data point; its scores."""
+def _scored(
+    pred: Predictive, split: Split
+) -> tuple[Predictive, Split, dict[str, float], tuple[Predictive, Tensor] | None]:
+    """A prediction and its split without ignored targets, every site a data point; its scores.
+
+    The last of the results are prediction and targets of derivatives, if the split has them.
+    """
     targets, weight = parted(split.y)
     scores = {} if targets is None else metrics.evaluate(pred, targets, sample_weight=weight)
-    points, y = pred.points(targets)
+    if pred.takes_pair(targets):
+        parts = {prefix: (part, y) for prefix, part, y, _ in pred.pair_parts(targets)}
+        values, y = parts.get("", (pred.of_values, None))
+        return values, replace(split, y=y), scores, parts.get("derivatives_")
+    points, y = pred.of_values.points(targets)
     same = points is pred and weight is None
-    return points, split if same else replace(split, y=y), scores
+    return points, split if same else replace(split, y=y), scores, None
 
 
 def split_prediction(run: Any, split: Split, scaling: Scaling | None = None) -> Predictive:
@@ -531,7 +541,7 @@ def _curves(pred: Predictive, split: Split) -> dict[str, Tensor]:
     """Scores of ensembles of some of the members, for "What is one more member worth?"."""
     if not can_tell(pred):
         return {}
-    y, weight = parted(split.y)
+    pred, y, weight = pred.values_alone(*parted(split.y))
     return _stored(size_curves(pred, y, weight=weight))
 
 
@@ -555,11 +565,30 @@ def stored_curves(evaluation: Evaluation) -> dict[str, SizeCurve]:
     return {score: SizeCurve.read(score, each) for score, each in tensors.items()}
 
 
+def _derivative_samples(
+    test: Predictive, y: Tensor | None, slopes: tuple[Predictive, Tensor] | None
+) -> dict[str, Tensor]:
+    """Quantities of some derivatives, and the error of every member for both kinds of targets."""
+    if slopes is None:
+        return {}
+    pred, targets = slopes
+    few = range(0, len(pred), math.ceil(len(pred) / KEPT))
+    rows = torch.tensor(few, device=targets.device)
+    numbers = _numbers(pred[rows], Split(targets[rows], targets[rows]))
+    found = {f"derivatives/{name}": t.contiguous() for name, t in numbers.items() if name != "x"}
+    pairs = {"derivatives": (pred, targets), "test": (test, y)}
+    for name, (part, known) in pairs.items():
+        if known is not None:
+            error = (part.columns.member_means - part.check(known)).double()
+            found[f"{name}/member_rmse"] = error.square().flatten(1).mean(1).sqrt().float()
+    return found
+
+
 def _training_points(dataset: Dataset, about: Task) -> dict[str, Tensor]:
     """The training data, if they have at most two dimensions."""
     x, y = dataset.train.x, dataset.train.y
     flat = isinstance(x, Tensor) and x.ndim <= 2 and x.shape[1:].numel() <= 2
-    if not flat or y is None or len(x) == 0 or (y.ndim > 1 and y.shape[-1] > 1):
+    if not flat or not isinstance(y, Tensor) or len(x) == 0 or (y.ndim > 1 and y.shape[-1] > 1):
         return {}
     y = y.flatten()[:SHOWN]
     y = y if dataset.scaling is None else dataset.scaling.original(y)

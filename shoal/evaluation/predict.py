@@ -30,6 +30,7 @@ def predict(
     weights: str | ArrayLike = "uniform",
     data: Dataset | Labelled | None = None,
     out: str | os.PathLike[str] | None = None,
+    derivatives_of: str | bool | None = None,
 ) -> Predictive:
     """Predictions of the members for new inputs, computed in batches and without gradients.
 
@@ -47,6 +48,9 @@ def predict(
         out: file that ends in .safetensors, to which the outputs are written batch by batch. The
             prediction then reads them from the file, and may be larger than the memory. The file
             appears when it is complete; `Predictive.load` opens it again.
+        derivatives_of: name of the input by which predictions are differentiated, or True for the
+            only real input; `Predictive.derivatives` has the result for every member. None for
+            what the run was trained on (`likelihoods.WithDerivatives`), False for none.
     """
     options = {"batch_size": batch_size, "device": device, "likelihood": likelihood, "out": out}
     if isinstance(weights, str) and weights != "uniform":
@@ -54,7 +58,9 @@ def predict(
         chosen = _named_weights(source, weights, data)
     else:
         chosen = None if isinstance(weights, str) else weights
-    return prediction(source, x, load=load, weights=chosen, **options)
+    return prediction(
+        source, x, load=load, weights=chosen, derivatives_of=derivatives_of, **options
+    )
 
 
 def _named_weights(source: Run | Ensemble, name: str, data: Any) -> Any:

@@ -226,15 +226,16 @@ def worth(
     test = labelled_test(dataset)
     pred = split_prediction(run, test, dataset.scaling)
     others = {
-        name: split_prediction(run, Split(split.x), dataset.scaling)
+        name: split_prediction(run, Split(split.x), dataset.scaling).of_values
         for name, split in dataset.ood.items()
     }
-    y, weight = parted(test.y)
+    pred, y, weight = pred.values_alone(*parted(test.y))
     curves = size_curves(pred, y, ood=others, weight=weight, seed=seed)
     longer = last_epochs(run.history)
     measured = [] if longer is None else [longer]
     for name, other in _named(beside):
         theirs = split_prediction(placed(other, device), test, dataset.scaling)
+        theirs = theirs.values_alone(parted(test.y)[0])[0]
         measured.append(_compared(name, run, other, pred, theirs, y, weight))
     seconds = member_seconds(run.config, run.provenance)
     return Worth(dataset.name, curves, seconds, tuple(measured))

@@ -33,6 +33,7 @@ from shoal.core.structure import Inputs
 from shoal.core.types import Tree
 from shoal.core.values import describe_value
 from shoal.engine.members.group import Group
+from shoal.engine.members.input_derivatives import InputDerivatives
 from shoal.engine.members.layers import dropout_keys
 from shoal.engine.members.member_runner import MemberInputs, MemberRunner
 from shoal.engine.members.network_call import required_inputs
@@ -239,6 +240,16 @@ class Ensemble:
         """Choose which of several outputs of the networks is used; None for the default."""
         for group in self.groups:
             group.use_output(name)
+
+    @property
+    def derivatives(self) -> InputDerivatives | None:
+        """Derivatives by an input that outputs end in; None for outputs alone."""
+        return self.groups[0].derivatives
+
+    @derivatives.setter
+    def derivatives(self, wanted: InputDerivatives | None) -> None:
+        for group in self.groups:
+            group.derivatives = wanted
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode (batch statistics and dropout on) or evaluation mode."""

@@ -10,7 +10,7 @@ this scaling with published code.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from shoal.core.structure import Inputs, parted
 from shoal.core.tree import add_into, add_scaled, mul_each
 from shoal.core.types import Tree
 from shoal.data.batches.batch import Targets
-from shoal.engine.members.member_runner import MemberRunner
+from shoal.engine.members.member_runner import MemberInputs, MemberRunner
 from shoal.engine.members.stack import evaluation_mode
 from shoal.engine.resources.plan import default_runner
 from shoal.inference.ensemble import Ensemble
@@ -140,7 +140,7 @@ def target_weights(likelihood: Likelihood, y: Targets, shape: torch.Size) -> Ten
         shape: of the log-likelihoods of one member [B, ...].
     """
     targets, weights = parted(y)
-    weight = likelihood.weight(targets)
+    weight = likelihood.weight(targets) if callable(likelihood.weight) else None
     if weights is None:
         return weight
     per_member = getattr(y, "per_member", False)
@@ -286,5 +286,10 @@ def drawn_outputs(
         usual = default_runner([group], x.device)
         mapping = MemberRunner("loop") if group.must_loop else usual
         with evaluation_mode(group.skeleton) as skeleton, group.passing(group.shared) as shared:
-            outputs.append(mapping(skeleton, state, x, False, shared))
+            if group.derivatives is None:
+                outputs.append(mapping(skeleton, state, x, False, shared))
+                continue
+            network = replace(group, weights=weights, buffers=buffers)
+            shown = [MemberInputs(x, False)]
+            outputs.append(network.run(shown, mapping, keys if group.keys else None)[0])
     return torch.cat(outputs)

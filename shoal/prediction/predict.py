@@ -10,18 +10,26 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from shoal.core.devices import usable_device
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.structure import Inputs
+from shoal.core.values import describe_value
 from shoal.data.batches.arrays import as_tensor
 from shoal.data.batches.sources import checked_size, input_batches, input_count
+from shoal.engine.members.input_derivatives import InputDerivatives
 from shoal.engine.members.precision import calculating_in
 from shoal.engine.processes.mesh import Mesh
 from shoal.engine.resources.graph import CapturedForward
 from shoal.engine.resources.transfer import through_gpu
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.likelihoods import Categorical, Likelihood, known_likelihood
+from shoal.inference.likelihoods import (
+    Categorical,
+    Likelihood,
+    WithDerivatives,
+    known_likelihood,
+)
 from shoal.prediction.prediction_file import checked_out, read_prediction, writing
 from shoal.prediction.predictive import ArrayLike, Predictive
 
@@ -55,6 +63,7 @@ def predict(
     out: str | os.PathLike[str] | None = None,
     load: Callable[[Path], Any] | None = None,
     keep: bool = False,
+    derivatives_of: str | bool | None = None,
 ) -> Predictive:
     """Predict the targets of inputs `x` with the members of `source`.
 
@@ -76,6 +85,8 @@ def predict(
             appears when it is complete; `Predictive.load` opens it again.
         load: function that opens a run folder, if `source` is a path.
         keep: leave the prediction on its GPU, where metrics are faster.
+        derivatives_of: name of the input by which predictions are differentiated, or True for the
+            only real input. None for those that the run was trained on, and False for none.
 
     Returns:
         The prediction; its tensors are on the CPU, in single or double precision. Its quantities
@@ -91,10 +102,41 @@ def predict(
     if likelihood is not None:
         likelihood = known_likelihood("likelihood", likelihood)
     meaning: Likelihood = likelihood or getattr(source, "likelihood", None) or Categorical()
+    meaning = _with_derivatives(meaning, derivatives_of)
     path, keep = (None, keep) if out is None else (checked_out(out), False)
     precision, trained = training_of(source)
-    batches = OutputBatches(ensemble, x, batch_size, device, keep, precision, trained)
-    return collected(batches, ensemble.alive, meaning, weights, path, _target_ndim(source))
+    with differentiating(ensemble, meaning):
+        batches = OutputBatches(ensemble, x, batch_size, device, keep, precision, trained)
+        return collected(batches, ensemble.alive, meaning, weights, path, _target_ndim(source))
+
+
+def _with_derivatives(likelihood: Likelihood, of: str | bool | None) -> Likelihood:
+    """The likelihood with the derivatives that a user asks for."""
+    trained = isinstance(likelihood, WithDerivatives)
+    if of is None or (trained and of in (True, likelihood.of)):
+        return likelihood
+    values = likelihood.values if trained else likelihood
+    if of is False:
+        return values
+    if of is not True and not isinstance(of, str):
+        raise ConfigError(
+            f"derivatives_of must be the name of an input, True or False, not {describe_value(of)}"
+        )
+    return WithDerivatives.for_prediction(values, None if of is True else of)
+
+
+@contextmanager
+def differentiating(ensemble: Any, likelihood: Likelihood) -> Iterator[None]:
+    """A block in which the outputs of members end in the derivatives of their likelihood."""
+    before = getattr(ensemble, "derivatives", None)
+    if before is None and likelihood.derivatives_by is None:
+        yield
+        return
+    ensemble.derivatives = likelihood.derivatives_by
+    try:
+        yield
+    finally:
+        ensemble.derivatives = before
 
 
 def collected(
@@ -110,10 +152,11 @@ def collected(
         outputs = CollectedOutputs(batches.count)
         sound = _sound(batches.into(outputs), alive)
         kept = sound.nonzero().flatten().tolist()
-        shares = _of_sound(weights, sound)
+        shares, likelihood = _of_sound(weights, sound), batches.placed(likelihood)
         return Predictive(outputs.finish(kept), likelihood, shares, target_ndim)
     with writing(path, likelihood, batches.count, target_ndim) as file:
         sound = _sound(batches.into(file), alive)
+        file.likelihood = likelihood = batches.placed(likelihood)
         file.finish(sound.nonzero().flatten().tolist(), _of_sound(weights, sound))
     return Predictive(*read_prediction(path, likelihood))
 
@@ -166,7 +209,11 @@ class CollectedOutputs:
         self.filled = 0  # data points in the last part
 
     def add(self, outputs: Tensor) -> None:
-        """Take the outputs of the next batch [M, B, ..., C]; a pinned buffer may then change."""
+        """Take the outputs of the next batch [M, B, ..., C]; a pinned buffer may then change.
+
+        Batches of objects may have different numbers of outputs: all end in zeros.
+        """
+        outputs = self._as_wide(outputs)
         batch, done = outputs.shape[1], 0
         if not self.parts and batch == self.count:
             self.parts = [outputs.to(_kept_type(outputs), copy=outputs.is_pinned())]
@@ -178,6 +225,14 @@ class CollectedOutputs:
             count = min(batch - done, last.shape[1] - self.filled)
             last[:, self.filled : self.filled + count] = outputs[:, done : done + count]
             self.filled, done = self.filled + count, done + count
+
+    def _as_wide(self, outputs: Tensor) -> Tensor:
+        """Outputs and parts with as many columns as the widest of them."""
+        width = self.parts[-1].shape[-1] if self.parts else outputs.shape[-1]
+        missing = outputs.shape[-1] - width
+        if missing > 0:
+            self.parts = [pad(part, (0, missing)) for part in self.parts]
+        return pad(outputs, (0, -missing)) if missing < 0 else outputs
 
     def _more(self, outputs: Tensor) -> None:
         members, batch, *rest = outputs.shape
@@ -217,15 +272,20 @@ def _kept_type(outputs: Tensor) -> torch.dtype:
 
 
 class SoundMembers:
-    """Which members are finite, found batch by batch; a logit of -inf is allowed."""
+    """Which members are finite, found batch by batch; a logit of -inf is allowed.
 
-    def __init__(self) -> None:
+    Args:
+        uneven: batches may have different numbers of outputs.
+    """
+
+    def __init__(self, uneven: bool = False) -> None:
         self.sound: Tensor | None = None
         self.shape: torch.Size | None = None
+        self.uneven = uneven
 
     def see(self, outputs: Tensor) -> None:
         """Look at the outputs of a batch [M, B, ..., C], and refuse another shape than before."""
-        if self.shape is not None and outputs.shape[2:] != self.shape:
+        if self.shape is not None and outputs.shape[2:] != self.shape and not self.uneven:
             raise DataError(
                 "the batches give outputs of different shapes, such as sequences of different "
                 "lengths; pad the inputs to one length, or predict one batch at a time"
@@ -253,16 +313,25 @@ class OutputBatches:
         self.precision, self.trained = precision, trained
         self.takes = getattr(ensemble, "takes_inputs", lambda count: False)
         self.count = input_count(x, self.takes)
+        self.derivatives: InputDerivatives | None = None
 
     def into(self, store: OutputStore) -> Tensor:
         """Give all outputs to a store; returns which members have finite outputs [M]."""
-        members = SoundMembers()
         with torch.no_grad(), _ready(self.ensemble, self.device, self.precision) as placed:
+            self.derivatives = getattr(placed, "derivatives", None)
+            members = SoundMembers(uneven=self.derivatives is not None)
             for outputs in self._computed(placed, members):
                 store.add(outputs)
         if members.sound is None:
             raise DataError("there is nothing to predict: x has no inputs")
         return members.sound
+
+    def placed(self, likelihood: Likelihood) -> Likelihood:
+        """The likelihood that knows where derivatives are in the outputs, if there are any."""
+        if not isinstance(likelihood, WithDerivatives) or self.derivatives is None:
+            return likelihood
+        trained = likelihood.layout is not None
+        return likelihood if trained else likelihood.with_layout(*self.derivatives.seen[0])
 
     def _computed(self, placed: Any, members: SoundMembers) -> Iterator[Tensor]:
         whole, there = getattr(placed, "takes_whole", None), torch.device(placed.device)
@@ -314,6 +383,9 @@ def training_of(source: Any) -> tuple[str | None, Sequence[float] | None]:
 
 def _target_ndim(source: Any) -> int | None:
     """Number of axes of the training targets; None for an ensemble, and for older runs."""
+    layout = getattr(getattr(source, "likelihood", None), "layout", None)
+    if layout is not None:
+        return layout.value_ndim
     shape = getattr(source, "target_shape", None)
     return None if shape is None else 1 + len(shape)
 
@@ -410,6 +482,7 @@ class _DividedBatches:
 
     def __init__(self, mesh: Mesh, batches: OutputBatches) -> None:
         self.mesh, self.batches, self.count = mesh, batches, batches.count
+        self.placed = batches.placed
 
     def into(self, store: OutputStore) -> Tensor:
         finite = self.batches.into(_Joined(self.mesh, store))

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalError
+from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError, ShoalError
 from shoal.core.storage.disk import (
     checked_path,
     flush,
@@ -104,6 +104,11 @@ class MemberFile:
         """Write the outputs of the next batch [M, B, ..., C]."""
         if not self.begin:
             self._start(outputs)
+        if outputs.shape[2:] != self.shape[2:]:
+            raise DataError(
+                "batches of objects with different numbers of rows do not fit into one file; "
+                "leave `out` out, or give objects with as many rows"
+            )
         members, batch = outputs.shape[:2]
         needed = self.filled + batch
         with storage_errors("write", self.path, self.begin + members * needed * self._point):

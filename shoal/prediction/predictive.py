@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Self
@@ -25,9 +25,11 @@ from shoal.core.display.text import number, percent
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.optional import require
 from shoal.core.storage.disk import checked_path
+from shoal.core.structure import Structured, is_structure
 from shoal.core.values import describe_value
 from shoal.data.batches.arrays import as_targets
-from shoal.inference.likelihoods import Likelihood, known_likelihood
+from shoal.data.batches.batch import targets_of
+from shoal.inference.likelihoods import Likelihood, WithDerivatives, known_likelihood
 from shoal.prediction.mixture import (
     bisected_quantile,
     blocks,
@@ -340,6 +342,9 @@ class Predictive:
 
         Targets [B] and [B, 1] are the same. A shape that would only broadcast is refused.
         """
+        if self.takes_pair(y):
+            pair: Any = targets_of(y, len(self), self.members.dtype)
+            return self.likelihood.prepared(pair, self.members.shape[-1]).to(self.members.device)
         any_target = "loss" in self.likelihood.about.kinds
         y = y if self._has_classes or any_target else real_targets(y)
         targets = as_targets(y, len(self), self.members.dtype)
@@ -389,6 +394,83 @@ class Predictive:
         if self.weights is None:
             return values.mean(0)
         return torch.tensordot(self.weights.to(values.dtype), values, 1)
+
+    # Derivatives by an input: `shoal.predict(run, x, derivatives_of=...)`, or targets of training.
+
+    @cached_property
+    def derivatives(self) -> Tensor:
+        """Derivatives of each member's prediction by an input [M, B, *x]; [M, B, K, *x] for K > 1.
+
+        They are in the unit of the targets over that of the input. Those of classes are of their
+        probabilities. Data points of a batch object may have fewer rows than others: zeros follow.
+        """
+        part, sites = self.of_derivatives, self.members.ndim - 3
+        means = part.member_means
+        return means.movedim(-1, 2 + sites) if part._has_column_axis else means
+
+    @cached_property
+    def of_derivatives(self) -> "Predictive":
+        """The prediction of the derivatives, with mean, standard deviation and noise, if known.
+
+        Its targets are [B, *x], or [B, *x, K] for K > 1 columns. Without targets in training its
+        noise is 0, so that `stddev` is the standard deviation over members.
+        """
+        likelihood = self.likelihood
+        if not isinstance(likelihood, WithDerivatives):
+            raise ConfigError(
+                "the prediction has no derivatives; type shoal.predict(run, x, derivatives_of=...)"
+            )
+        members, noise = likelihood.derivative_part(self.members)
+        ndim = members.ndim - 2 if members.shape[-1] == 1 else None
+        return Predictive(members, noise, self.weights, ndim)
+
+    @cached_property
+    def of_values(self) -> "Predictive":
+        """The prediction without derivatives; itself if it has none."""
+        likelihood = self.likelihood
+        if not isinstance(likelihood, WithDerivatives):
+            return self
+        values = likelihood.value_outputs(self.members)
+        return replace(self, members=values, likelihood=likelihood.values)
+
+    def takes_pair(self, y: Any) -> bool:
+        """Whether targets are a pair (values, derivatives) of a prediction of both."""
+        pair = isinstance(y, Structured) or is_structure(y)
+        return pair and isinstance(self.likelihood, WithDerivatives)
+
+    def pair_parts(
+        self, y: Any, weight: Tensor | None = None
+    ) -> "Iterator[tuple[str, Predictive, Tensor, Tensor | None]]":
+        """Values, then derivatives: prefix of their scores, prediction, targets and weights.
+
+        Every known target is a data point of its own.
+
+        Args:
+            y: a pair (values, derivatives).
+            weight: weight of each data point [B].
+        """
+        likelihood, pair = self.likelihood, self.check(y)
+        assert isinstance(likelihood, WithDerivatives) and isinstance(pair, Structured)
+        parts = likelihood.parts(self.members, pair)
+        for prefix, part in zip(("", "derivatives_"), parts, strict=True):
+            members, kept = part.outputs.flatten(1, -2), part.known.flatten()
+            shares = None
+            if weight is not None:
+                shares = weight.repeat_interleave(len(kept) // len(weight))[kept]
+            if bool(kept.any()):
+                pred = Predictive(members[:, kept], part.likelihood, self.weights)
+                yield prefix, pred, part.y.flatten(0, -2)[kept], shares
+
+    def values_alone(
+        self, y: Any, weight: Tensor | None = None
+    ) -> "tuple[Predictive, Any, Tensor | None]":
+        """Prediction, targets and weights of the known values, without derivatives."""
+        if not self.takes_pair(y):
+            return self, y, weight
+        known = [each[1:] for each in self.pair_parts(y, weight) if not each[0]]
+        if not known:
+            raise DataError("no value is known, only derivatives; give targets of the values")
+        return known[0]
 
     @property
     def _has_classes(self) -> bool:

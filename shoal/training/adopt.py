@@ -106,6 +106,7 @@ def adopt(
     known = load_data(data) if _is_description(data) else data
     batches = None if known is None else _batches(known, ensemble)
     meaning = _likelihood(likelihood, ensemble, batches, notes)
+    ensemble.derivatives = meaning.derivatives_by
     config = _config(ensemble, known, meaning, outputs)
     facts = environment(ensemble.device) | ({} if batches is None else about_data(batches))
     if isinstance(known, Dataset) and known.pixel_range is not None:

@@ -17,7 +17,6 @@ from shoal.engine.processes.groups import TIMEOUT, restarted
 from shoal.engine.processes.mesh import Mesh
 from shoal.inference.ensemble import Ensemble, load_to_device
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.likelihoods.real_targets import Standardising
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
@@ -114,10 +113,12 @@ def fit(
         batches, held = _divided(data, options, ensemble, where, dtype, weight)
         options, told = _with_batches(options, batches, ensemble)
         ensemble.use_output(options.outputs)
+        ensemble.derivatives = None
         if options.likelihood is None:
             options = replace(options, likelihood=default_likelihood(ensemble, batches))
         settings = _resolved(without_auto(options), ensemble, batches, data)
         batches, held = (in_type(b, settings.likelihood, dtype) for b in (batches, held))
+        ensemble.derivatives = settings.likelihood.derivatives_by
         check_count(options.frozen, ensemble.members)
         _check_ranked(options, settings.likelihood)
         sites = check_targets(ensemble, settings.likelihood, batches)
@@ -179,7 +180,7 @@ def _divided(
 
 def in_type(batches: Any, likelihood: Likelihood, dtype: torch.dtype) -> Any:
     """The batches; targets stay double only for a likelihood that standardises them."""
-    if batches is None or isinstance(likelihood, Standardising):
+    if batches is None or likelihood.standardises:
         return batches
     if isinstance(batches, ArrayBatches):
         return replace(batches, y=rounded(batches.y, dtype))

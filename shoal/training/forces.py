@@ -83,6 +83,8 @@ def forces(
         Tensors [M, ...] named like the module's parameters, [...] for those that all members train
         together, and a `StepInfo`.
     """
+    for each in (ensemble, frozen) if frozen is not None else (ensemble,):
+        each.derivatives = posterior.likelihood.derivatives_by
     context = StepContext(
         posterior=posterior, repulsion=repulsion, annealing=annealing, adversarial=adversarial,
         mapping=mapping, seed=seed, step=step, stages=stages, own_inputs=own_inputs,

@@ -26,7 +26,6 @@ from shoal.engine.resources.graph import CapturedMove
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood, default_for
 from shoal.inference.likelihoods.custom_loss import Custom
-from shoal.inference.likelihoods.real_targets import Standardising
 from shoal.inference.posterior import initialised_from, site_axes, total_weight
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.interaction.axes import needs_data
@@ -146,7 +145,7 @@ class Stepper:
         x, y = self._read(batch, own, loss)
         mover = self._mover or self._begin(x, y, own, loss)
         context = self._context(mover, loss, own, strength)
-        if not isinstance(context.posterior.likelihood, Standardising):
+        if not context.posterior.likelihood.standardises:
             y = rounded(y, self._dtype)
         if rate is not None:
             set_learning_rate(mover.optimizer, rate)
@@ -186,7 +185,7 @@ class Stepper:
             and shape != tuple(getattr(raw.y, "shape", ()))
         ):
             per_member, weight = torch.as_tensor(weight).to(self._where, self._dtype), None
-        y = targets_of(raw.y, None, self._dtype, weight)
+        y = targets_of(raw.y, None, self._dtype, weight, raw.x)
         if self._mover is not None and loss is None and y.device.type == "cpu":
             self._check_targets(
                 self._mover.likelihood, y, own
@@ -215,6 +214,8 @@ class Stepper:
         targets, _ = parted(one[1])
         options = self._options
         self.ensemble.keep_written(one[0])
+        named = None if options.likelihood is None else Settings.resolve(options).likelihood
+        self.ensemble.derivatives = None if named is None else named.derivatives_by
         with torch.no_grad():
             outputs = self.ensemble.without_side_effects()(one[0])
         if options.likelihood is None:
@@ -222,7 +223,7 @@ class Stepper:
             options = replace(options, likelihood=known)
         settings = Settings.resolve(options)
         likelihood, self._shape = settings.likelihood, outputs.shape[2:]
-        if not isinstance(likelihood, Standardising):
+        if not likelihood.standardises:
             one = one[0], rounded(one[1], self._dtype)
             targets, _ = parted(one[1])
         self._check_targets(likelihood, y, own)

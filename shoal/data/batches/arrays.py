@@ -35,6 +35,7 @@ __all__ = [
     "first_gap",
     "inputs_digest",
     "mark_constant",
+    "needs_double",
     "recalled",
     "value_range",
 ]
@@ -132,7 +133,7 @@ def as_targets(y: Any, n: int | None, dtype: torch.dtype = torch.float32) -> Ten
     if raw.is_floating_point():
         if raw.numel() == 0:
             raise DataError(f"y has shape {_shape(raw)}; wanted (N,) or (N, K)")
-        return finite(raw, torch.float64 if _needs_double(raw, dtype) else dtype, "y")
+        return finite(raw, torch.float64 if needs_double(raw, dtype) else dtype, "y")
     labels = raw.to(torch.int64)
     return labels.squeeze(1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
 
@@ -359,7 +360,7 @@ _LOST = 1e-4
 """Rounding error in standard deviations of the targets from which they need double precision."""
 
 
-def _needs_double(y: Tensor, dtype: torch.dtype) -> bool:
+def needs_double(y: Tensor, dtype: torch.dtype) -> bool:
     """Whether float32 loses targets in float64, such as y + 1e12, 1e-60 or 1e60."""
     if y.dtype != torch.float64 or dtype == torch.float64 or torch.backends.mps.is_available():
         return False

@@ -4,6 +4,7 @@
 `Structured` if they are dicts, tuples or dataclasses, or `Opaque` if they are objects of a library.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import DataError
-from shoal.core.opaque import Opaque
+from shoal.core.opaque import Opaque, by_point, is_batch_object
 from shoal.core.structure import Inputs, Structured, Weighted, is_structure, parted
-from shoal.data.batches.arrays import as_inputs, as_targets, as_tensor, finite
+from shoal.data.batches.arrays import as_inputs, as_targets, as_tensor, finite, needs_double
 
 __all__ = [
     "RawBatch",
@@ -66,7 +67,8 @@ def raw_batch(batch: Any, step: int = 0) -> RawBatch:
             f"it needs inputs, and the targets under 'labels'"
         )
     if is_structure(batch) and not isinstance(batch, (tuple, list)) and hasattr(batch, "y"):
-        return RawBatch(batch, batch.y)
+        y = batch.y
+        return RawBatch(batch, tuple(y) if isinstance(y, list) else y)
     size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
     raise DataError(
         f"batch {step} of the loader is a {type(batch).__name__}{size}; wanted a pair "
@@ -117,7 +119,7 @@ def inputs_of(
 
 
 def targets_of(
-    y: Any, n: int | None, dtype: torch.dtype = torch.float32, weight: Any = None
+    y: Any, n: int | None, dtype: torch.dtype = torch.float32, weight: Any = None, x: Any = None
 ) -> Targets:
     """Targets of `n` data points, with their weights if there are any.
 
@@ -126,11 +128,14 @@ def targets_of(
         n: number of data points; None takes that of the targets.
         dtype: type of real targets.
         weight: weight of each data point [N].
+        x: the inputs. Targets of the rows of a batch object, such as atoms, become [N, rows, ...];
+            data points with fewer rows end in NaN.
     """
     if isinstance(y, Structured):
         targets: Targets = y.to(dtype)
     elif is_structure(y):
-        targets = Structured.of(y, lambda name, value: _part(name, value, dtype))
+        rows = _rows_by_point(y, x) if is_batch_object(x) else y
+        targets = Structured.of(rows, lambda name, value: _target_part(name, value, dtype))
     else:
         targets = as_targets(y, n, dtype)
     if n is not None and len(targets) != n:
@@ -138,6 +143,20 @@ def targets_of(
     if weight is None:
         return targets
     return Weighted.of_pair(targets, checked_weights(weight, len(targets), dtype))
+
+
+def _rows_by_point(y: Any, x: Any) -> Any:
+    """A pair or dict of targets, in which those of the object's rows are ordered by data point."""
+    if not isinstance(y, (Mapping, tuple)) or hasattr(y, "_fields"):
+        return y
+    named = dict(y) if isinstance(y, Mapping) else dict(enumerate(y))
+    tensors = {name: as_tensor(value, str(name)) for name, value in named.items()}
+    first, *others = tensors
+    count = len(tensors[first])
+    for name in others:
+        if len(tensors[name]) != count or isinstance(getattr(x, "batch", None), Tensor):
+            tensors[name] = by_point(x, tensors[name], count, math.nan)
+    return tensors if isinstance(y, Mapping) else tuple(tensors.values())
 
 
 def target_shape(y: Any) -> tuple[int, ...] | None:
@@ -155,7 +174,10 @@ def target_shape(y: Any) -> tuple[int, ...] | None:
 def rounded(y: Targets, dtype: torch.dtype) -> Targets:
     """Targets as `dtype`, for a likelihood that does not standardise them; see `as_targets`."""
     targets, weight = parted(y)
-    if not isinstance(targets, Tensor) or not targets.is_floating_point():
+    if isinstance(targets, Structured):
+        exact = targets.to(dtype)
+        return exact if weight is None else type(y).of_pair(exact, weight)  # pyright: ignore
+    if not targets.is_floating_point():
         return y
     if targets.dtype == dtype:
         return y
@@ -170,7 +192,7 @@ def points_of(batch: Any) -> int:
     except DataError:
         return 0
     if is_structure(raw.y):
-        return len(targets_of(raw.y, None))
+        return len(targets_of(raw.y, None, x=raw.x))
     return len(raw.y) if hasattr(raw.y, "__len__") else 0
 
 
@@ -183,6 +205,15 @@ def _part(name: str, value: Any, dtype: torch.dtype) -> Tensor:
     if tensor.is_floating_point():
         return tensor.to(dtype)
     return tensor if tensor.dtype == torch.bool else tensor.to(torch.int64)
+
+
+def _target_part(name: str, value: Any, dtype: torch.dtype) -> Tensor:
+    """One tensor of structured targets; real numbers stay double where `dtype` loses them."""
+    part, raw = _part(name, value, dtype), as_tensor(value, name)
+    if not raw.is_floating_point() or raw.ndim == 0:
+        return part
+    known = raw[~raw.flatten(1).isnan().any(1)] if raw.ndim > 1 else raw[~raw.isnan()]
+    return raw if len(known) and needs_double(known, dtype) else part
 
 
 def checked_weights(weight: Any, n: int, dtype: torch.dtype) -> Tensor:

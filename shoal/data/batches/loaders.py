@@ -306,7 +306,7 @@ class LoaderBatches:
     def _checked(self, batch: Any, step: int) -> tuple[Inputs, Targets]:
         raw = raw_batch(batch, step)
         try:
-            y = targets_of(raw.y, None, self.dtype, raw.weight)
+            y = targets_of(raw.y, None, self.dtype, raw.weight, raw.x)
             y = rounded(y, self.dtype) if self.rounds else y
             x = inputs_of(raw.x, self.dtype, self.whole, len(y))
             if len(x) != len(y):

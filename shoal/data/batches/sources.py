@@ -17,7 +17,7 @@ from shoal.core.arguments import checked, whole_64_bits
 from shoal.core.arguments import device as usable
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.opaque import Opaque, is_batch_object
-from shoal.core.structure import Inputs, Structured, is_structure, joined, parted
+from shoal.core.structure import Inputs, Structured, as_long, is_structure, joined, parted
 from shoal.core.values import describe_value
 from shoal.data.batches.arrays import as_inputs, as_tensor, check_labels, check_range
 from shoal.data.batches.batch import (
@@ -184,7 +184,7 @@ def as_split(
     weight = batch_weight if weight is None else weight
     check_same_rows(x, y, weight)
     if is_batch_object(x):
-        targets = targets_of(y, None, dtype, weight)
+        targets = targets_of(y, None, dtype, weight, x)
         return Split(inputs_of(x, dtype, whole, len(targets)), targets)
     inputs = inputs_of(x, dtype, whole)
     return Split(inputs, None if y is None else targets_of(y, len(inputs), dtype, weight))
@@ -283,7 +283,10 @@ def gathered(data: Any, dtype: torch.dtype = torch.float32, weight: Any = None) 
     if not splits or len({split.y is None for split in splits}) > 1:
         raise DataError("the loader gives no batches, or some with targets and some without")
     x = joined([split.x for split in splits])
-    y = None if splits[0].y is None else joined([split.y for split in splits])
+    targets = [split.y for split in splits]
+    if isinstance(splits[0].x, Opaque):
+        targets = as_long(targets)
+    y = None if targets[0] is None else joined(targets)
     if isinstance(y, Opaque):
         raise DataError(
             "the targets of the batches have different lengths; pad inputs and labels to one "
@@ -314,7 +317,7 @@ def gathered_inputs(
 def _gathered_batch(batch: Any, dtype: torch.dtype) -> Split:
     """One batch of a loader on the CPU: inputs, and targets if it has them."""
     raw = _inputs_or_batch(batch)
-    y = None if raw.y is None else targets_of(raw.y, None, dtype, raw.weight).cpu()
+    y = None if raw.y is None else targets_of(raw.y, None, dtype, raw.weight, raw.x).cpu()
     x = inputs_of(raw.x, dtype, points=None if y is None else len(y))
     return Split(x.cpu(), y)
 

@@ -12,6 +12,7 @@ from shoal.core.errors import DataError, ShoalError, first_line
 from shoal.core.structure import Inputs, Structured
 from shoal.core.tree import per_member
 from shoal.core.types import Tree
+from shoal.engine.members.input_derivatives import InputDerivatives, joined_outputs
 from shoal.engine.members.layers import (
     first_called,
     install_dropout,
@@ -57,6 +58,7 @@ class Group:
         prefix: prefix of the weights' names, unique among groups.
         compute: type of the networks' arithmetic; None for the type of the weights.
         shards: which rows of shared tensors are here, and not on other replicas; None for all rows.
+        derivatives: derivatives by an input that are joined to the outputs; None for outputs alone.
     """
 
     prototype: nn.Module
@@ -70,6 +72,7 @@ class Group:
     prefix: str = ""
     compute: torch.dtype | None = None
     shards: TrunkShards | None = None
+    derivatives: InputDerivatives | None = None
     _proven: dict[tuple, MemberRunner] = field(default_factory=dict, repr=False)
     _embedded: dict[Any, Embedded | None] = field(default_factory=dict, repr=False)
     _seen: set[tuple[Any, Any]] = field(default_factory=set, repr=False)
@@ -129,7 +132,8 @@ class Group:
     ) -> list[Tensor]:
         """Outputs [m, B, C] for a batch, and for some of its rows if they are given.
 
-        The first run checks that the member runner works for this network.
+        The first run checks that the member runner works for this network. With `derivatives`, the
+        outputs for the batch end in them.
 
         Args:
             shown: inputs of a batch, and of some of its rows.
@@ -139,6 +143,32 @@ class Group:
             alive: which members are finite [m]; the others run with weights of zero, so that they
                 spoil no tensor that all members train. None runs all members as they are.
         """
+        if self.derivatives is None:
+            return self._run(shown, mapping, keys, probe, alive)
+        members = self if torch.is_grad_enabled() else self._detached()
+
+        def run(shown: Sequence[MemberInputs], mapping: MemberRunner) -> list[Tensor]:
+            return members._run(shown, mapping, keys, probe, alive)
+
+        return joined_outputs(run, shown, mapping, self.members, self.derivatives)
+
+    def _detached(self) -> "Group":
+        """The same members, whose passes keep nothing for gradients at the weights."""
+        trees = ("weights", "buffers", "shared")
+        return replace(
+            self,
+            **{name: {n: t.detach() for n, t in getattr(self, name).items()} for name in trees},
+        )
+
+    def _run(
+        self,
+        shown: Sequence[MemberInputs],
+        mapping: MemberRunner,
+        keys: Tensor | None,
+        probe: Tree | None,
+        alive: Tensor | None,
+    ) -> list[Tensor]:
+        """Outputs of the networks alone; see `run`."""
         shown = [MemberInputs(self.taken(x, own), own) for x, own in shown]
         weights = self.weights
         if alive is not None:

@@ -22,6 +22,7 @@ from shoal.inference.likelihoods.real_targets import (
 )
 from shoal.inference.likelihoods.counts import NegativeBinomial, Poisson
 from shoal.inference.likelihoods.custom_loss import Custom
+from shoal.inference.likelihoods.derivatives import WithDerivatives
 # isort: on
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "StudentT",
     "Suggestion",
     "Task",
+    "WithDerivatives",
     "as_columns",
     "default_for",
     "known_likelihood",

@@ -108,10 +108,14 @@ class Likelihood:
     Attributes:
         about: the task.
         discrete: the targets are whole numbers, so `cdf` is a staircase.
+        standardises: real targets may stay in double precision, since their unit is removed.
+        derivatives_by: derivatives that the outputs of members end in; None for outputs alone.
     """
 
     about: ClassVar[Task]
     discrete: ClassVar[bool] = False
+    standardises: ClassVar[bool] = False
+    derivatives_by: ClassVar[Any] = None
 
     @property
     def task(self) -> str:

@@ -276,6 +276,8 @@ def _check_squares(y: Tensor) -> None:
 class Standardising(RealTargets):
     """Standardises its training targets, which may have any unit."""
 
+    standardises: ClassVar[bool] = True
+
     def initialised_from(self, y: Tensor, sites: int = 0, weight: Tensor | None = None) -> Self:
         """Standardise by these targets; numbers learned before stay."""
         where = y.device, torch.float32 if y.device.type == "mps" else torch.float64
@@ -383,7 +385,9 @@ class HomoscedasticGaussian(Normal, Standardising):
         if weight is None:
             error = square.mean(-2)
         else:
-            shares = (weight / weight.sum()).flatten().to(square)
+            own = weight.ndim == outputs.ndim - 1  # every member has its own weights
+            weight = weight.flatten(1) if own else weight.flatten()
+            shares = (weight / weight.sum(-1, keepdim=True)).to(square)
             error = (square * shares.unsqueeze(-1)).sum(-2)
         counts = alive.unsqueeze(-1) & error.isfinite()
         return torch.where(counts, error, 0.0).sum(0) / counts.sum(0)

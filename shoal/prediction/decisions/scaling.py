@@ -10,11 +10,13 @@ from torch import Tensor
 
 from shoal.core.arguments import checked, one_of, positive
 from shoal.core.errors import ConfigError
+from shoal.data.batches.arrays import as_tensor
 from shoal.inference.likelihoods import (
     Categorical,
     HeteroscedasticGaussian,
     Likelihood,
     StudentT,
+    WithDerivatives,
 )
 from shoal.prediction.decisions.binomial import class_probs
 from shoal.prediction.metrics import point_weights
@@ -147,7 +149,7 @@ def calibrated(
 
     Args:
         pred: prediction for data that its members were not trained on.
-        y: the targets [B] or [B, K].
+        y: the targets [B] or [B, K]; or a pair (values, derivatives), of which each has a factor.
         weight: weight of each data point [B]; None if all count 1.
         apart: factor of the members' distances from their mean, while the number is found.
         shape: "auto" also chooses the shape of the noise per input: Gaussian, or Student's t with
@@ -155,6 +157,15 @@ def calibrated(
             is taken if it gains 0.01 nats per point, and 3 nats of all points together.
     """
     likelihood = pred.likelihood.uncalibrated
+    if isinstance(likelihood, WithDerivatives) and pred.takes_pair(y):
+        counts = None if weight is None else as_tensor(weight, "weight").double()
+        found = {
+            "derivatives" if prefix else "values": calibrated(
+                part, targets, shares, apart=apart, shape="trained" if prefix else shape
+            )
+            for prefix, part, targets, shares in pred.pair_parts(y, counts)
+        }
+        return likelihood.with_parts(**found)
     targets = pred.check(y)
     shares = None if weight is None else point_weights(pred, targets, weight)
     points, targets = replace(pred, likelihood=likelihood).points(targets)

@@ -54,7 +54,7 @@ from shoal.prediction.metrics.label_metrics import (
     rps,
     subset_accuracy,
 )
-from shoal.prediction.metrics.metric import Metric, register, registry, weighing
+from shoal.prediction.metrics.metric import Metric, average, register, registry, weighing
 from shoal.prediction.metrics.regression import coverage, crps, pit, rmse, sharpness
 from shoal.prediction.metrics.similarity import affinity, effective_functions, pairwise_disagreement
 from shoal.prediction.predictive import ArrayLike, Predictive, prediction
@@ -118,6 +118,8 @@ def evaluate(
     Args:
         pred: the prediction for labelled data.
         y: labels [B] for classes, targets [B] or [B, K] for regression; [B] and [B, 1] score alike.
+            A pair (values, derivatives) for an ensemble that was trained on both: the scores of the
+            derivatives begin with `derivatives_`, and errors of members are added.
         ood: the same ensemble's prediction for OOD data; adds OOD detection metrics.
         sample_weight: weight of each data point [B]. A whole number equals repetition. With other
             numbers, metrics that are not means over data points are left out.
@@ -128,6 +130,8 @@ def evaluate(
     >>> evaluate(pred, [0, 1])["accuracy"]
     1.0
     """
+    if pred.takes_pair(y):
+        return _pair_scores(pred, y, ood, sample_weight)
     targets = pred.check(y)
     weight = None if sample_weight is None else point_weights(pred, targets, sample_weight)
     pred, targets = pred.points(targets)
@@ -148,6 +152,26 @@ def evaluate(
     return dict(sorted(values.items(), key=lambda item: item[0] in HISTORICAL))
 
 
+def _pair_scores(
+    pred: Predictive, y: Any, ood: Predictive | None, sample_weight: ArrayLike | None
+) -> dict[str, float]:
+    """Scores of values and of derivatives, with the errors of the mean and of the members."""
+    weight = (
+        None if sample_weight is None else checked_weights(sample_weight, len(pred), torch.float64)
+    )
+    found = {}
+    for prefix, part, targets, shares in pred.pair_parts(y, weight):
+        others = None if ood is None or prefix else ood.of_values
+        scores = evaluate(part, targets, others, shares)
+        with weighing(shares):
+            scores["mae"] = average((part.mean - targets).abs())
+            errors = [average((each - targets).square()) for each in part.member_means]
+            scores["member_rmse"] = sum(map(math.sqrt, errors)) / len(errors)
+            scores["member_mae"] = average((part.member_means - targets).abs().mean(0))
+        found |= {f"{prefix}{name}": value for name, value in scores.items()}
+    return found
+
+
 HISTORICAL = ("ece_30", "ece_adaptive", "nll_legacy")
 """Metrics that compare with published numbers; they come last, since most readers need none."""
 
@@ -164,22 +188,34 @@ def mean_scores(batches: Iterable[tuple[Predictive, Any, Any]]) -> dict[str, flo
         batches: for each batch its prediction, its targets, and the weights of its data points,
             or None.
     """
-    total, sums = 0.0, dict[str, float]()
+    sums = dict[str, tuple[float, float]]()
     for pred, y, sample_weight in _triples(batches):
-        targets = pred.check(y)
-        weight = None if sample_weight is None else point_weights(pred, targets, sample_weight)
-        pred, targets = pred.points(targets)
-        count = float(len(targets)) if weight is None else float(weight.sum())
-        if not count:
-            continue
-        total += count
-        with weighing(weight):
-            values = {n: registry[n](pred, targets) for n in MEANS if registry[n].fits(pred)}
-        for name, value in values.items():
-            mean = value**2 if name == "rmse" else value
-            sums[name] = sums.get(name, 0.0) + count * mean
-    means = {name: value / total for name, value in sums.items()}
-    return means | ({"rmse": math.sqrt(means["rmse"])} if "rmse" in means else {})
+        for name, count, mean in _batch_means(pred, y, sample_weight):
+            total, so_far = sums.get(name, (0.0, 0.0))
+            sums[name] = total + count, so_far + count * mean
+    means = {name: value / total for name, (total, value) in sums.items()}
+    return {n: math.sqrt(v) if n.endswith("rmse") else v for n, v in means.items()}
+
+
+def _batch_means(pred: Predictive, y: Any, weights: Any) -> Iterator[tuple[str, float, float]]:
+    """Name, count and mean of each score of a batch; the square of an error."""
+    targets = pred.check(y)
+    weight = None if weights is None else point_weights(pred, targets, weights)
+    pair = pred.takes_pair(targets)
+    if pair:
+        for prefix, part, known, shares in pred.pair_parts(targets, weight):
+            with weighing(shares):
+                count = float(len(known)) if shares is None else float(shares.sum())
+                yield f"{prefix}rmse", count, registry["rmse"](part, known) ** 2
+    pred, targets = pred.points(targets)
+    count = float(len(targets)) if weight is None else float(weight.sum())
+    if not count:
+        return
+    with weighing(weight):
+        for name in MEANS:
+            if registry[name].fits(pred) and not (pair and name == "rmse"):
+                value = registry[name](pred, targets)
+                yield name, count, value**2 if name == "rmse" else value
 
 
 def _triples(batches: Any) -> Iterator[tuple[Predictive, Any, Any]]:

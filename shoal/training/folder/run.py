@@ -266,6 +266,7 @@ def load(
     else:
         ensemble = Ensemble.from_state(state, build, frozen)
     ensemble.use_output(config.get("outputs"))
+    ensemble.derivatives = likelihood.derivatives_by
     provenance = files.provenance()
     notes = provenance.pop("notes", [])
     return Run(

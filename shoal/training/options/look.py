@@ -461,7 +461,8 @@ def _in_memory(batches: LoaderBatches) -> Tensor | None:
         return _tensor(targets_of(held.tensors[1], None, batches.dtype)) if whole else None
     if not isinstance(loader, list | tuple):
         return None
-    parts = [_tensor(targets_of(raw_batch(batch).y, None, batches.dtype)) for batch in loader]
+    raws = [raw_batch(batch) for batch in loader]
+    parts = [_tensor(targets_of(raw.y, None, batches.dtype, x=raw.x)) for raw in raws]
     shapes = {None if part is None else part.shape[1:] for part in parts}
     return None if None in shapes or len(shapes) > 1 else torch.cat(parts)  # pyright: ignore
 
