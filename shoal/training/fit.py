@@ -113,12 +113,10 @@ def fit(
         batches, held = _divided(data, options, ensemble, where, dtype, weight)
         options, told = _with_batches(options, batches, ensemble)
         ensemble.use_output(options.outputs)
-        ensemble.derivatives = None
         if options.likelihood is None:
             options = replace(options, likelihood=default_likelihood(ensemble, batches))
         settings = _resolved(without_auto(options), ensemble, batches, data)
         batches, held = (in_type(b, settings.likelihood, dtype) for b in (batches, held))
-        ensemble.derivatives = settings.likelihood.derivatives_by
         check_count(options.frozen, ensemble.members)
         _check_ranked(options, settings.likelihood)
         sites = check_targets(ensemble, settings.likelihood, batches)

@@ -23,6 +23,7 @@ __all__ = ["check_targets", "default_likelihood"]
 
 def default_likelihood(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches) -> Likelihood:
     """The default likelihood for these targets and network outputs."""
+    ensemble.derivatives = None
     outputs, y, _ = _outputs(ensemble, batches)
     targets, _ = parted(batches.y if isinstance(batches, ArrayBatches) else y)
     if not isinstance(targets, torch.Tensor):
@@ -43,8 +44,10 @@ def check_targets(
     """Refuse targets that do not fit the networks; returns the shape of one point's targets.
 
     The shape is empty for one target per data point, (T,) for tokens, (H, W) for places. Batches
-    to train on must also have a size that the networks can train on.
+    to train on must also have a size that the networks can train on. From here on the outputs of
+    the members end in the derivatives that the likelihood is of, if there are any.
     """
+    ensemble.derivatives = likelihood.derivatives_by
     outputs, y, x = _outputs(ensemble, batches)
     if to_train:
         ensemble.keep_written(_as_taken(x[:2], ensemble))
