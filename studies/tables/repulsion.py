@@ -102,7 +102,8 @@ class Arms:
 def section(raw):
     """The table, and whether repulsion pays."""
     arms = Arms(raw)
-    lines, verdicts, missing = [], [], [name for name in arms.first if name not in arms.sets]
+    missing = [name for name in arms.first if name not in arms.sets]
+    lines, verdicts, harms = [], [], []
     for title, among, equal in arms.rows():
         here, there = arms.beside(among, PLAIN), arms.beside(among, equal)
         noisy = arms.beside(among, equal, "noisy")
@@ -111,6 +112,8 @@ def section(raw):
         lines.append([title, cost, str(here), *(beside if equal != PLAIN else ["-"] * 4)])
         if len(among) > 1:
             verdicts.append((title.partition(",")[0], there, noisy))
+        elif there.low > 1:
+            harms.append(title)
     heads = [
         "arm",
         f"CPU seconds / {PLAIN}",
@@ -125,6 +128,7 @@ def section(raw):
         "where an arm is better: geometric means over the sets with 95 % intervals. All fits are "
         "in `repulsion.csv`. A choice also costs the trainings it compares, which are not counted."
     )
+    text += f" Worse by themselves, beyond the interval: {', '.join(harms)}." if harms else ""
     text += f" Not complete: {', '.join(missing)}." if missing else ""
     return [" ".join(said(verdicts)), text, markdown_table(heads, lines)]
 
