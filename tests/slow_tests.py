@@ -19,6 +19,7 @@ SLOW_FILES = {
     "test_derivatives_trained",
     "test_docs_code",
     "test_draw",
+    "test_draw_command",
     "test_evidence",
     "test_export",
     "test_explain",

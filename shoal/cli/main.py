@@ -30,7 +30,7 @@ _RESUMABLE = {
     "fit": "add --resume to continue",
     "compare": "type the same command again to continue",
 }
-_RESUMABLE |= {"grow": _RESUMABLE["fit"]}
+_RESUMABLE |= dict.fromkeys(("grow", "draw"), _RESUMABLE["fit"])
 _RESUMABLE |= dict.fromkeys(("demo", "landscape"), _RESUMABLE["compare"])
 
 

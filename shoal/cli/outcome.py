@@ -118,8 +118,11 @@ def evaluation_dataset(run: Run, folder: str, asked: str | None, command: str) -
     call = f", or type in Python: {what_to_type(command, run.config, folder)}"
     call = "" if is_adopted(run.config) else call
     advice = f"name the data with --data{call}"
-    return own_data(run, folder, advice, whole=command == "grow")  # which divides them itself
+    return own_data(run, folder, advice, whole=command in WHOLE)
 
+
+WHOLE = ("grow", "draw")
+"""Commands that take all training data: one divides them itself, the other needs no validation."""
 
 TESTS = ("decide", "evaluate")
 """Commands that need test data alone."""

@@ -574,6 +574,67 @@ def _grow(parser: argparse.ArgumentParser) -> None:
     _machine(parser)
 
 
+def _draws(text: str) -> int:
+    return _count(text, "draws")
+
+
+def _steps(text: str) -> int:
+    return _count(text, "steps")
+
+
+def _steps_or_none(text: str) -> int:
+    return _count(text, "steps", least=0)
+
+
+def _draw(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `shoal draw`."""
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a run")
+    add(
+        "changes",
+        metavar="key=value",
+        nargs="*",
+        help="settings: sampler.NAME (such as sampler.lr=0.01), prior, batch_size, seed, "
+        "precision (float32, bfloat16 or float64) and save_every (seconds)",
+    )
+    add(
+        "--sampler",
+        default="mclmc",
+        metavar="NAME",
+        help="sampler, see: shoal list samplers (default: mclmc)",
+    )
+    add(
+        "--draws",
+        type=_draws,
+        default=1000,
+        metavar="K",
+        help="draws that each chain keeps (default: 1000)",
+    )
+    add(
+        "--warmup",
+        type=_steps_or_none,
+        metavar="N",
+        help="steps before the first draw (default: 4000, for mini-batches half of what follows)",
+    )
+    add(
+        "--thin",
+        type=_steps,
+        metavar="N",
+        help="steps from draw to draw (default: 5, for mini-batches a quarter of an epoch)",
+    )
+    add("--data", metavar="SPEC", help="training data, if the run cannot load its own")
+    add(
+        "-o",
+        "--out",
+        type=_path,
+        metavar="FOLDER",
+        help="folder of the run of draws (default: RUN-drawn)",
+    )
+    add("--resume", action="store_true", help="continue the draws in the folder")
+    _network(parser)
+    _machine(parser)
+
+
 def _export(parser: argparse.ArgumentParser) -> None:
     """Arguments of `shoal export`."""
     add = parser.add_argument
@@ -701,6 +762,14 @@ COMMANDS = {
         "shoal grow runs/digits-ensemble-m5-s0 --more 5 epochs=30 -o runs/larger",
         _grow,
         "\n\nThe trained members stay unchanged. The new folder has all members.",
+    ),
+    "draw": Command(
+        "sample the posterior: every member of a run becomes a chain and keeps draws",
+        "shoal draw runs/digits-ensemble-m5-s0 --draws 200\n"
+        "shoal draw runs/digits-ensemble-m5-s0 --sampler sghmc sampler.lr=0.02 batch_size=64",
+        _draw,
+        "\n\nThe new folder is a run whose members are the draws of all chains. Ctrl-C saves\n"
+        "the chains; --resume continues them.",
     ),
     "adopt": Command(
         "make a run of networks that were trained elsewhere, from files with their weights",

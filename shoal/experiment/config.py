@@ -203,6 +203,11 @@ def make_config(table: Mapping[str, Any], name: str = "config") -> Config:
         if key in RETIRED:
             warn_retired(key)
             continue
+        if key == "draws":
+            raise ConfigError(
+                "a config cannot repeat this run: its members are draws of chains that begin at "
+                "another run; type: shoal draw RUN, with that run"
+            )
         if key not in KEYS:
             raise ConfigError(f"there is no key {key!r} in a config; {nearest(key, KEYS)}")
         check_value(key, value, _TYPES[key])

@@ -14,6 +14,7 @@ from shoal.inference.priors import registry as priors
 from shoal.interaction.methods import METHODS
 from shoal.page.report_data import RunRecord, shown_path
 from shoal.training.folder.own_data import has_own_data, has_own_network
+from shoal.training.folder.run_folder import DRAWS
 from shoal.training.options.options import DEFAULTS
 
 __all__ = [
@@ -56,6 +57,8 @@ def _fit(record: RunRecord) -> str:
         return _adopt(record)
     if is_from_estimator(record):
         return f"import shoal.sklearn\n\n{estimator_call(record)}"
+    if DRAWS in record.config:
+        return _draw(record)
     frozen = int(record.config.get("frozen") or 0)
     if frozen:
         return (
@@ -88,6 +91,25 @@ def _adopt(record: RunRecord) -> str:
     options = [word if isinstance(word, str) else _toml(word) for word in words]
     options = [shlex.quote(word) if word[0] != "-" else word for word in options]
     return f"shoal adopt {few} \\\n  --model MODULE:FUNCTION {' '.join(options)}"
+
+
+def _draw(record: RunRecord) -> str:
+    """The sampling, by command or by Python call; both begin at a trained run."""
+    table = record.config[DRAWS]
+    lengths = {name: table[name] for name in ("draws", "warmup", "thin")}
+    others = {name: table[name] for name in ("seed", "precision", "batch_size") if name in table}
+    if record.folder is None or has_own_network(record.config) or has_own_data(record.config):
+        settings = {"sampler": _short(table["sampler"])} | lengths | others
+        arguments = [f"{name}={value!r}" for name, value in settings.items()]
+        told = call("drawn = shoal.draw", ["run", *arguments])
+        return f"# run: the trained run at whose members the chains begin\n{told}"
+    sampler = dict(table["sampler"])
+    words = [f"--sampler {sampler.pop('name')}"]
+    words += [f"--{name} {value}" for name, value in lengths.items()]
+    words += [f"sampler.{name}={value}" for name, value in sampler.items()]
+    words += [f"{name}={value}" for name, value in others.items()]
+    told = " ".join(words)
+    return f"# the chains begin at the members of another run, RUN:\nshoal draw RUN {told}"
 
 
 def _toml(table: Any) -> str:

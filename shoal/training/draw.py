@@ -44,7 +44,7 @@ from shoal.training.options.target_checks import check_targets
 
 __all__ = ["draw"]
 
-_PIECE = 4096
+PIECE = 4096
 """Most data points in one pass of a gradient of all data."""
 
 _WARMUP, _THIN = 4000, 5
@@ -126,6 +126,8 @@ def draw(
         density, target = _density(run, chains, batches, prior, sampler.whole)
         plan = _Plan.of(sampler, density, batches, draws, warmup, thin, seed)
         config = _config(run, chains, plan, precision, prior)
+        if batch_size is not None:
+            config[DRAWS]["batch_size"] = batch_size
         session = _Drawing(run, density, plan, config, target, precision, out)
         return session.run(resume, save_every, progress)
 
@@ -160,7 +162,7 @@ def _batches(
         weight = None if given is None else given.weight
         if data is None:
             data = own_data(run, "this run", "pass data=(x, y)", whole=True)
-    points = batch_size or (_PIECE if whole_data else int(run.config.get("batch_size", 128)))
+    points = batch_size or (PIECE if whole_data else int(run.config.get("batch_size", 128)))
     where = chains.device, chains.dtype
     seed = int(run.config.get("seed") or 0)
     return batches_of(data, points, seed, *where, whole=chains.takes_whole, weight=weight)

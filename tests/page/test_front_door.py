@@ -55,13 +55,13 @@ def test_no_command_is_printed_that_cannot_work(readme):
     assert "shoal.evaluate(run, (x_test, y_test))" in bare
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "landscape", "evidence", "grow"])
+@pytest.mark.parametrize("verb", ["evaluate", "landscape", "evidence", "grow", "draw"])
 def test_the_command_line_says_the_python_call_which_then_works(verb, readme, here, arrays, capsys):
     assert main([verb, "runs/first"]) == 2
     call = capsys.readouterr().err.partition("type: ")[2].strip()
     assert call.startswith(f"shoal.{verb}(shoal.load('runs/first', build)")
     quick = {"landscape": ", parts=['line'], quick=True", "evidence": ", priors=False"}
-    more = {"grow": ", more=1, epochs=1, progress=False"}
+    more = {"grow": ", more=1, epochs=1, progress=False", "draw": ", draws=2, warmup=2, thin=1"}
     call = call.removesuffix(")") + (quick | more).get(verb, "") + ")"
     result = eval(call, {"shoal": shoal, **arrays})
     assert result is not None
@@ -283,7 +283,9 @@ def test_a_comparison_that_cannot_begin_is_refused_before_anything_is_written(
 
 
 def test_what_the_command_line_does_is_a_function_without_catch_alls():
-    for name in ("evaluate", "report", "landscape", "evidence", "grow", "compare", "predict"):
+    for name in (
+        "evaluate", "report", "landscape", "evidence", "grow", "draw", "compare", "predict"
+    ):  # fmt: skip
         signature = inspect.signature(getattr(shoal, name))
         rest = [p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
         typed = [] if name not in ("grow", "compare") else [Unpack[RunOptions]]

@@ -2,12 +2,14 @@
 
 import ast
 import inspect
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
 
 import shoal
+from shoal.cli.parser import parse
 from shoal.core.storage.formats import to_toml
 from shoal.page.report_data import RunRecord
 from shoal.page.rerun_commands import commands, fit_call
@@ -73,6 +75,28 @@ def test_a_grown_run_is_not_a_fit(tmp_path):
     assert "shoal grow RUN --more 2" in told
 
 
+DRAWN = {"chains": 5, "draws": 20, "warmup": 40, "thin": 2, "seed": 1, "precision": "float32"}
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_run_of_draws_is_drawn_again_and_not_fitted(own, tmp_path):
+    table = {**DRAWN, "sampler": {"name": "sghmc", "lr": 0.02}}
+    (told,) = commands([entry(tmp_path / "one", members=100, draws=table, **(OWN if own else {}))])
+    if own:
+        keywords = ast.parse(told).body[0].value.keywords
+        assert {k.arg for k in keywords} <= inspect.signature(shoal.draw).parameters.keys()
+        assert ast.literal_eval(keywords[0].value) == table["sampler"]
+    else:
+        options = parse(shlex.split(told.splitlines()[1])[1:])
+        assert (options.sampler, options.draws, options.warmup, options.thin) == (
+            "sghmc",
+            20,
+            40,
+            2,
+        )
+        assert options.changes == ["sampler.lr=0.02", "seed=1", "precision=float32"]
+
+
 OWN = {
     "data": {"custom": "own data"},
     "model": [{"custom": "<lambda>", "members": 5}],
@@ -123,7 +147,7 @@ def test_a_grid_of_ones_own_is_one_compare_in_python(tmp_path):
 
 
 @pytest.mark.parametrize("own", [{"data": {"custom": "x"}}, {"model": [{"custom": "net"}]}])
-@pytest.mark.parametrize("verb", ["evaluate", "landscape", "evidence", "grow", "predict"])
+@pytest.mark.parametrize("verb", ["evaluate", "landscape", "evidence", "grow", "draw", "predict"])
 @pytest.mark.parametrize("folder", [None, "runs/a b"])
 def test_what_is_typed_for_ones_own_parses_as_python(own, verb, folder):
     told = what_to_type(verb, {"data": "digits", **own}, folder)

@@ -42,6 +42,7 @@ _TAKES = {
     "evidence": ("(x, y)", "test=(x_test, y_test)"),
     "fidelity": ("(x, y)", "test=(x_test, y_test)"),
     "grow": ("", "data=(x, y)"),
+    "draw": ("", "data=(x, y)"),
     "predict": ("x", ""),
     "export": ("'model.onnx'", "x=x"),
     "compress": ("to", "test=(x_test, y_test)"),
