@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -223,6 +223,27 @@ def gcn() -> nn.Module:
             return self.last(layers.global_mean_pool(hidden, data.batch))  # pyright: ignore
 
     return GCN()
+
+
+def schnet() -> nn.Module:
+    """SchNet of torch_geometric, with the neighbours that the data have."""
+    models = library("torch_geometric.nn.models")
+
+    class Potential(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = {"hidden_channels": 8, "num_filters": 8, "num_gaussians": 4}
+            self.net = models.SchNet(**sizes, num_interactions=1)
+
+        def forward(self, data: Any) -> Tensor:
+            net, (i, j) = self.net, data.edge_index
+            distance = (data.pos[i] - data.pos[j]).norm(dim=-1)
+            atoms, lengths = net.embedding(data.z), net.distance_expansion(distance)
+            for block in net.interactions:
+                atoms = atoms + block(atoms, data.edge_index, distance, lengths)
+            return net.readout(net.lin2(net.act(net.lin1(atoms))), data.batch, dim=0)
+
+    return Potential()
 
 
 _SMALL = {

@@ -5,6 +5,7 @@ A kind says how its data come, how a user calls its network and which loss of to
 
 import functools
 import importlib.util
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ from kinds_networks import CLASSES, LENGTH, PLACES, WORDS, Graphs, Point, Record
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
+
+from shoal import likelihoods
 
 POINTS, BATCH = 12, 6
 IGNORED = -100
@@ -62,7 +65,7 @@ class Kind:
     batch: str
     build: Any
     x: Any
-    y: Tensor = field(default_factory=lambda: LABELS)
+    y: Any = field(default_factory=lambda: LABELS)
     data: Callable[[], Any] | None = None
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
     raw: Callable[[Any], Tensor] = lambda outputs: outputs
@@ -156,6 +159,55 @@ def _geometric() -> list[Any]:
     ]
 
 
+def _labels(i: int) -> tuple[Tensor, Tensor]:
+    """Energy [1] and forces [n, 3] of a molecule."""
+    return random(1, seed=i), random(3 + i % 3, 3, seed=i + 50)
+
+
+@functools.cache
+def _atoms() -> list[Any]:
+    """Molecules of three to five atoms, all of them neighbours, with energies and forces."""
+    data, found = library("torch_geometric.data").Data, []
+    for i in range(POINTS):
+        size = 3 + i % 3
+        edges = (~torch.eye(size, dtype=torch.bool)).nonzero().T
+        pos, z = random(size, 3, seed=i + 99), torch.arange(size)
+        found.append(data(pos=pos, z=z, edge_index=edges, y=_labels(i)))
+    return found
+
+
+def _atoms_loader(size: int = BATCH, shuffle: bool = True) -> Any:
+    return library("torch_geometric.loader").DataLoader(_atoms(), batch_size=size, shuffle=shuffle)
+
+
+def _all_atoms() -> Any:
+    return next(iter(_atoms_loader(POINTS, shuffle=False)))
+
+
+@dataclass(frozen=True, eq=False)
+class ForceKind(Kind):
+    """Energies and forces, for which outputs end in the forces of each molecule."""
+
+    def by_hand(self, member: torch.nn.Module) -> Tensor:
+        """Energies [B, 1], then the forces of five atoms; zeros follow in smaller molecules."""
+        x = self.inputs
+        x.pos.requires_grad_()
+        energy = member(x)
+        (slope,) = torch.autograd.grad(energy.sum(), x.pos, create_graph=True)
+        rows = [
+            F.pad(-part, (0, 0, 0, 5 - len(part))) for part in slope.split(x.ptr.diff().tolist())
+        ]
+        return torch.cat([energy, torch.stack(rows).flatten(1)], 1)
+
+
+def _force_loss(outputs: Tensor, y: tuple[Tensor, Tensor]) -> Tensor:
+    """Minus the log density with a noise of 1: of B energies, and of three numbers an atom."""
+    energy, forces = y
+    kept = [row[: 3 * (3 + i % 3)] for i, row in enumerate(outputs[:, 1:])]
+    errors = torch.cat([outputs[:, 0] - energy, torch.cat(kept) - forces.flatten()])
+    return 0.5 * (errors.square().sum() + errors.numel() * math.log(2 * math.pi)) / len(energy)
+
+
 def _geometric_loader(size: int = BATCH, shuffle: bool = True) -> Any:
     loader = library("torch_geometric.loader").DataLoader
     return loader(_geometric(), batch_size=size, shuffle=shuffle)
@@ -246,6 +298,15 @@ def _graph_kinds() -> Iterator[Kind]:
         "graph network", "objects with `.to` and `y`", networks.GraphNetwork,
         _graphs(range(POINTS)), data=lambda: [_graphs(range(6)), _graphs(range(6, POINTS))],
         forde=None,
+    )  # fmt: skip
+    pairs = map(_labels, range(POINTS))
+    labels = tuple(torch.cat(parts) for parts in zip(*pairs, strict=True))
+    forces = likelihoods.WithDerivatives(likelihoods.Gaussian(), of="pos", sign=-1)
+    yield ForceKind(
+        "energies and forces (torch_geometric)", "loader of graph batches with `y` a pair",
+        networks.schnet, _all_atoms, labels, data=_atoms_loader, loss=_force_loss,
+        shape=(POINTS, 16), options={"likelihood": forces}, forde=None, report=True,
+        needs="torch_geometric",
     )  # fmt: skip
 
 

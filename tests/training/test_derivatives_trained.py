@@ -296,6 +296,13 @@ def test_the_page_shows_errors_and_coverage_of_both(tmp_path):
     torch.testing.assert_close(each, error.float())
 
 
+def test_evidence_of_values_alone_is_refused_in_a_sentence():
+    x, y, slopes = points()
+    with pytest.raises(ConfigError) as caught:
+        shoal.evidence(trained(), (x, (y, slopes)))
+    assert_one_sentence(caught.value, "derivatives")
+
+
 def test_a_functional_prior_and_a_stepper_take_derivatives():
     x, y, slopes = points()
     run = trained(prior="function-space", method="f-kde", lr=0.01)

@@ -312,6 +312,11 @@ def evidence(
         flow_steps: training steps of the flow prior.
         tell: called with the name of each finished step of the work.
     """
+    if run.likelihood.derivatives_by is not None:
+        raise ConfigError(
+            "evidence counts targets of the outputs alone, and this run was trained on derivatives "
+            "too; train a run without them to compute it"
+        )
     parts = parts_of(data)
     each = log_likelihoods(run, parts.train)
     finite = (each > -math.inf).nonzero().flatten().tolist()
