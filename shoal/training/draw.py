@@ -47,7 +47,7 @@ __all__ = ["draw"]
 PIECE = 4096
 """Most data points in one pass of a gradient of all data."""
 
-_WARMUP, _THIN = 4000, 5
+_WARMUP, _THIN = 4000, 2
 """Steps of chains with gradients of all data: before the first draw, and from draw to draw."""
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -101,7 +101,7 @@ def draw(
         draws: number of draws K that each chain keeps.
         warmup: number of steps before the first draw. None is 4000 for "mclmc", and for
             mini-batches half as many as come after it.
-        thin: steps from draw to draw. None is 5, for mini-batches a quarter of an epoch.
+        thin: steps from draw to draw. None is 2, for mini-batches a quarter of an epoch.
         batch_size: data points of a mini-batch; None for the run's batch size.
         prior: the prior, if it is another than that of the run.
         seed: fixes all random numbers.

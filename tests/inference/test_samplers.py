@@ -37,8 +37,8 @@ def sampled(sampler, density, warmup, draws, thin=1, seed=0):
 
 
 LAWS = {
-    "mclmc": (MCLMC(energy_error=1e-3), 400, 600),
-    "plain mclmc": (MCLMC(energy_error=1e-3, precondition=False), 400, 800),
+    "mclmc": (MCLMC(energy_error=1e-3, length=1.0), 400, 600),
+    "plain mclmc": (MCLMC(energy_error=1e-3, length=1.0, precondition=False), 400, 800),
     "sghmc": (SGHMC(lr=0.02), 400, 1000),
     "sgld": (SGLD(lr=0.02), 1200, 1500),
     "preconditioned": (SGHMC(lr=0.01, precondition=True), 500, 1000),
@@ -74,7 +74,7 @@ def test_the_bias_of_mclmc_falls_with_its_energy_error():
     density = Normal(200, torch.ones(30, dtype=torch.float64))
     errors = {}
     for wanted in (2.0, 1e-3):
-        x, state = sampled(MCLMC(wanted, precondition=False), density, 600, 600)
+        x, state = sampled(MCLMC(wanted, length=1.0, precondition=False), density, 600, 600)
         found = MCLMC().diagnostics(state)["energy error"]
         assert 0.3 * wanted < float(found.mean()) < 3 * wanted
         errors[wanted] = float((x.flatten(0, 1).var(0) - 1).abs().mean())

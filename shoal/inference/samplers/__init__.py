@@ -1,7 +1,7 @@
 """Samplers: chains that draw from a density, all chains in one batch.
 
 A sampler moves M chains [M, D] with the gradients of a log density. It keeps its state in tensors,
-and takes its randomness from a seed, the step and the chain. So a resumed chain goes on bit for
+and takes its randomness from a seed and the step. So a resumed chain goes on bit for
 bit. `shoal.draw` samples the posterior of networks, `shoal.sample` any density.
 """
 

@@ -59,18 +59,19 @@ class MCLMC:
     Attributes:
         energy_error: variance of the energy change of a step, per dimension; smaller steps have
             less bias and take longer.
-        length: decoherence length in units of √d; None finds it from the autocorrelation.
+        length: decoherence length in units of √d. Networks rarely mix within a run, so the
+            autocorrelation cannot tell it; long chains of small densities do best with 1.
         precondition: measure every coordinate in a unit of its own.
     """
 
-    energy_error: float = 0.1
-    length: float | None = None
+    energy_error: float = 0.05
+    length: float = 3.0
     precondition: bool = True
 
     def __post_init__(self) -> None:
         if not self.energy_error > 0:
             raise ConfigError(f"energy_error must be positive, not {self.energy_error}")
-        if self.length is not None and not self.length > 0:
+        if not self.length > 0:
             raise ConfigError(f"length must be positive, not {self.length}")
 
     @property
@@ -87,7 +88,7 @@ class MCLMC:
         each = torch.zeros_like(x)
         return {
             "x": x.clone(), "u": u, "gradient": gradient, "log_density": log_density,
-            "size": 2e-4 * d.sqrt(), "length": (self.length or 1.0) * d.sqrt(),
+            "size": 2e-4 * d.sqrt(), "length": self.length * d.sqrt(),
             "unit": torch.ones_like(x),
             "seeking": one.clone(), "rough": zero.clone(), "weight": zero.clone(),
             "limit": torch.inf * one,

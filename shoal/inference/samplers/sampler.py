@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
-from shoal.core.random import hashed, key, normal_stream
+from shoal.core.random import key, many_normal
 from shoal.core.registry import Registry
 from shoal.core.types import Tree
 from shoal.core.values import describe_value
@@ -62,11 +61,8 @@ class Clock:
         return min(self.step / self.warmup, 1.0) if self.warmup else 1.0
 
     def normal(self, purpose: str, like: Tensor) -> Tensor:
-        """Standard normal numbers like chains [M, D]; those of a chain depend on no other chain."""
-        numbers = torch.arange(len(like), device=like.device)
-        keys = hashed(key(self.seed, purpose, self.step, like.device) + numbers)
-        drawn = normal_stream(keys, 0, (like.shape[1] + 1) // 2)[:, : like.shape[1]]
-        return drawn.to(like.dtype)
+        """Standard normal numbers like chains [M, D]; seed, purpose and step fix them."""
+        return many_normal(key(self.seed, purpose, self.step, like.device), like.shape, like.dtype)
 
 
 class Sampler(Protocol):

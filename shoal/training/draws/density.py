@@ -1,20 +1,18 @@
 """The posterior of an ensemble's members as a density of flat weights [M, D]."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shoal.core.differentiate import pull_back
 from shoal.core.tree import rows
 from shoal.core.types import Tree
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches
 from shoal.engine.resources.plan import default_runner
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.posterior import Posterior, total_weight
-from shoal.training.step.drive import StepContext
-from shoal.training.step.velocity import velocity_of
 
 __all__ = ["FlatWeights", "PosteriorDensity"]
 
@@ -92,8 +90,8 @@ class PosteriorDensity(FlatWeights):
         super().__init__(ensemble)
         self.posterior, self.batches, self.whole = posterior, batches, whole
         self.sites, self.points = sites, float(posterior.n)
-        mapping = default_runner(ensemble.groups, ensemble.device)
-        self.context = StepContext(posterior=posterior, repulsion=None, mapping=mapping)
+        self._heat = posterior.temperature
+        self.mapping = default_runner(ensemble.groups, ensemble.device)
         self._place = -1
         self._waiting: Iterator[Any] = iter(())
 
@@ -101,24 +99,25 @@ class PosteriorDensity(FlatWeights):
         """See `samplers.Density`."""
         self.write(x)
         self.ensemble.train(False)
-        total, gradient = x.new_zeros(len(x)), None
-        for batch, share in self._batches(step):
-            velocity, info = velocity_of(self._at(step), self.ensemble, batch)
-            total = total - share * info.loss.detach()
-            flat = self.read(velocity)
+        weights, likelihood, gradient = self.ensemble.weights, x.new_zeros(len(x)), None
+        for (inputs, targets), share in self._batches(step):
+            outputs = self.ensemble(inputs, self.mapping)
+            each = self.posterior.log_likelihood(outputs, targets)
+            likelihood = likelihood.add(each.detach(), alpha=share)
+            flat = self.read(pull_back(each, torch.ones_like(each), weights))
             gradient = share * flat if gradient is None else gradient.add_(flat, alpha=share)
         assert gradient is not None, "training data have at least one batch"
-        heat = self.posterior.heat
-        log_density = total / heat + self._log_prior() / self.posterior.temperature
-        return log_density.to(x.dtype), gradient / heat
-
-    def _at(self, step: int) -> StepContext:
-        return self.context if self.whole else replace(self.context, step=step)
+        prior, score = self._prior()
+        log_density = self.points * likelihood + prior
+        return log_density / self._heat, gradient.mul_(self.points).add_(score).div_(self._heat)
 
     @torch.no_grad()
-    def _log_prior(self) -> Tensor:
+    def _prior(self) -> tuple[Tensor, Tensor]:
+        """Log density of the prior [M], and its gradient [M, D]."""
         prior: Any = self.posterior.prior
-        return torch.cat([prior.log_prob(group.weights) for group in self.ensemble.groups])
+        groups = self.ensemble.groups
+        values = torch.cat([prior.log_prob(group.weights) for group in groups])
+        return values, self.read(prior.score(self.ensemble.weights))
 
     def _batches(self, step: int) -> Iterator[tuple[Any, float]]:
         """The batches of a step, each with its share of all targets."""
