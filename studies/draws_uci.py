@@ -16,9 +16,9 @@ width 1, inputs standardised. The seed is the split. One thread, seconds of the 
 - repelled, repelled draws: the same with `method="f-kde"`.
 - sghmc: `shoal.draw` by mini-batches, with {"name": "sghmc", "lr": 0.01}, 100 draws a chain a
   quarter of an epoch apart; on the large problems only.
-- bde: BdeRegressor 1.0.2, the same networks and prior, Adam at 0.005, 15 % for early stopping with a
-  patience of 20, at most 1,000 epochs, then 5,000 steps of warm-up and 2,000 draws two steps apart.
-  Not on the large problems.
+- bde: BdeRegressor 1.0.2, the same networks and prior, Adam at 0.005, 15 % for early stopping with
+  a patience of 20, at most 1,000 epochs, then 5,000 steps of warm-up and 2,000 draws two steps
+  apart. Not on the large problems.
 
 Judged: NLL and RMSE of the draws at most those of bde in the mean over problems and splits, in
 at most a quarter of its seconds. NLL in units of the targets; RMSE as a ratio to that of the
@@ -49,9 +49,10 @@ UNITS, CHAINS, STEPS, BATCH = 50, 5, 2000, 128
 
 TEXT = """# Draws beside members and bde on UCI problems
 
-`python -m studies.draws_uci --uci uci_regression.npz` writes this page and [uci.csv](uci.csv). Five networks of 50 units,
-published splits {splits}, one thread, seconds of the processor on a busy machine. Each number is the mean over splits. The docstring of the
-command is the plan; it was written before the runs.
+`python -m studies.draws_uci --uci uci_regression.npz` writes this page and [uci.csv](uci.csv). Five
+networks of 50 units, published splits {splits}, one thread, seconds of the processor on a busy
+machine. Each number is the mean over splits. The docstring of the command is the plan; it was
+written before the runs.
 
 {tables}
 
@@ -165,8 +166,8 @@ def page(rows):
         time_ = [math.log(float(a["seconds"]) / float(b["seconds"])) for a, b in pairs]
         error = np.std(nll, ddof=1) / math.sqrt(len(nll)) if len(nll) > 1 else math.nan
         verdict = (
-            f"Draws beside bde on {len(both)} splits: NLL {np.mean(nll):+.3f} ± {error:.3f} (lower on "
-            f"{sum(d < 0 for d in nll)}), RMSE times {math.exp(np.mean(rmse)):.2f} (lower on "
+            f"Draws beside bde on {len(both)} splits: NLL {np.mean(nll):+.3f} ± {error:.3f} "
+            f"(lower on {sum(d < 0 for d in nll)}), RMSE times {math.exp(np.mean(rmse)):.2f} (lower on "
             f"{sum(d < 0 for d in rmse)}), seconds times {math.exp(np.mean(time_)):.2f}."
         )
     splits = ", ".join(sorted({str(key[1]) for key in cells}))
