@@ -167,8 +167,8 @@ def page(rows):
         error = np.std(nll, ddof=1) / math.sqrt(len(nll)) if len(nll) > 1 else math.nan
         verdict = (
             f"Draws beside bde on {len(both)} splits: NLL {np.mean(nll):+.3f} ± {error:.3f} "
-            f"(lower on {sum(d < 0 for d in nll)}), RMSE times {math.exp(np.mean(rmse)):.2f} (lower on "
-            f"{sum(d < 0 for d in rmse)}), seconds times {math.exp(np.mean(time_)):.2f}."
+            f"(lower on {sum(d < 0 for d in nll)}), "
+            f"RMSE times {math.exp(np.mean(rmse)):.2f} (lower on {sum(d < 0 for d in rmse)}), seconds times {math.exp(np.mean(time_)):.2f}."
         )
     splits = ", ".join(sorted({str(key[1]) for key in cells}))
     return TEXT.format(splits=splits, tables="\n\n".join(tables), verdict=verdict)
