@@ -165,10 +165,12 @@ def page(rows):
         rmse = [math.log(float(a["rmse"]) / float(b["rmse"])) for a, b in pairs]
         time_ = [math.log(float(a["seconds"]) / float(b["seconds"])) for a, b in pairs]
         error = np.std(nll, ddof=1) / math.sqrt(len(nll)) if len(nll) > 1 else math.nan
+        lower = [sum(each < 0 for each in values) for values in (nll, rmse)]
+        rmse, cost = (math.exp(np.mean(logs)) for logs in (rmse, time_))
         verdict = (
             f"Draws beside bde on {len(both)} splits: NLL {np.mean(nll):+.3f} ± {error:.3f} "
-            f"(lower on {sum(d < 0 for d in nll)}), "
-            f"RMSE times {math.exp(np.mean(rmse)):.2f} (lower on {sum(d < 0 for d in rmse)}), seconds times {math.exp(np.mean(time_)):.2f}."
+            f"(lower on {lower[0]}), RMSE times {rmse:.2f} (lower on {lower[1]}), "
+            f"seconds times {cost:.2f}."
         )
     splits = ", ".join(sorted({str(key[1]) for key in cells}))
     return TEXT.format(splits=splits, tables="\n\n".join(tables), verdict=verdict)
