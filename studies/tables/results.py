@@ -123,11 +123,15 @@ class Raw:
         return np.array([[self.mean(name, m, score) for m in models] for name in sets])
 
     def failures(self):
-        """Set, model and reason of every model that has no mean, once."""
+        """Set, model and reason of every model that has no mean, once.
+
+        A fit that took too long by the clock may have had little of the CPU.
+        """
         found = {}
         for (name, model, _), row in self.rows.items():
             if row["status"] != "ok":
-                found.setdefault((name, model), row["status"])
+                cpu = f" ({float(row[SECONDS]):.0f} s of the CPU)" if row[SECONDS] else ""
+                found.setdefault((name, model), row["status"] + cpu)
         return found
 
 
