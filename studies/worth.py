@@ -82,7 +82,7 @@ def stops(pred: Predictive, y: Any) -> Iterator[list]:
     """Where growing from five members stops, by one half of the points; the other half judges."""
     halves = [np.arange(len(pred)) % 2 == k for k in (0, 1)]
     choose, judge = (np.flatnonzero(half) for half in halves)
-    whole = size_curves(pred[judge], y[judge])["nll"]
+    whole = size_curves(pred[judge], y[judge], scores=["nll"])["nll"]
     for price in PRICES:
         best = next(
             (m for m in range(START, MEMBERS) if difference(whole, m, m + 1) < price), MEMBERS
@@ -90,7 +90,8 @@ def stops(pred: Predictive, y: Any) -> Iterator[list]:
         for first in range(0, MEMBERS, START):
             order, size = [(first + k) % MEMBERS for k in range(MEMBERS)], START
             while size < MEMBERS:
-                curve = size_curves(some(pred[choose], order[:size]), y[choose])["nll"]
+                members = some(pred[choose], order[:size])
+                curve = size_curves(members, y[choose], scores=["nll"])["nll"]
                 more = curve.members_worth(price, min(5, MEMBERS - size))
                 if not more:
                     break

@@ -6,7 +6,15 @@ matplotlib.
 
 from shoal.plots.calibration import Spread, contact_sheet, corrupted, coverage, reliability
 from shoal.plots.columns import dependence, importances
-from shoal.plots.comparison import MetricCurve, comparison, heatmap, severity, sizes, strength
+from shoal.plots.comparison import (
+    MetricCurve,
+    comparison,
+    heatmap,
+    severity,
+    sizes,
+    strength,
+    worth,
+)
 from shoal.plots.diversity import curvature, effective, members, pairwise
 from shoal.plots.errors import confusion, coverage_over_prediction, residuals
 from shoal.plots.evidence import likelihoods, prior_comparison, weights
@@ -70,4 +78,5 @@ __all__ = [
     "uncertainty",
     "uncertainty_by_size",
     "weights",
+    "worth",
 ]

@@ -6,9 +6,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.plots.figure import INK, SIZE, blank, legend, method_styles, percent, plot, power, tip
+from shoal.plots.figure import (
+    INK,
+    SIZE,
+    blank,
+    legend,
+    look,
+    method_styles,
+    percent,
+    plot,
+    power,
+    tip,
+)
+from shoal.prediction.worth import SizeCurve
 
-__all__ = ["MetricCurve", "comparison", "heatmap", "outliers", "severity", "sizes", "strength"]
+__all__ = [
+    "MetricCurve",
+    "comparison",
+    "heatmap",
+    "outliers",
+    "severity",
+    "sizes",
+    "strength",
+    "worth",
+]
 
 _FAR = 4.0
 
@@ -137,6 +158,43 @@ def sizes(
     if share:
         percent(axes.yaxis)
     return figure
+
+
+@plot("worth")
+def worth(
+    curve: SizeCurve, metric: str, method: str = "", share: bool = False, title: str = ""
+) -> Any:
+    """One metric of ensembles of some of the members, continued to twice as many members.
+
+    Args:
+        curve: expected scores by ensemble size.
+        metric: its name.
+        method: method that gives the colour.
+        share: the metric is a share, shown in per cent.
+        title: written above.
+    """
+    figure, axes = blank()
+    style, M = look(method), curve.members
+    sizes = np.arange(M, 2 * M + 1)
+    gains = [curve.gain(int(size - M)) for size in sizes[1:]]
+    axes.plot(curve.sizes, curve.shown, label="mean over subsets", **style.spot)
+    for size, value in zip(curve.sizes, curve.shown, strict=True):
+        (spot,) = axes.plot([size], [value], **style.spot)
+        tip(spot, f"{size:g} members: {value:.4g}")
+    axes.plot(sizes, [curve.at(m) for m in sizes], "--", color=style.colour, label="continued")
+    sign = 1 if curve.better == "higher" else -1
+    ends = [curve.at(M) + sign * np.array([0.0, *(getattr(g, e) for g in gains)]) for e in _ENDS]
+    how = {"color": style.colour, "alpha": 0.2, "linewidth": 0}
+    axes.fill_between(sizes, *ends, label="95 % of growths", **how)
+    axes.set(xlabel="members", ylabel=metric, title=title)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if share:
+        percent(axes.yaxis)
+    legend(figure, axes)
+    return figure
+
+
+_ENDS = ("low", "high")
 
 
 @plot("heatmap")

@@ -7,7 +7,7 @@ balanced random ones where there are too many. Beyond M, $f(m) = a + b / m + c /
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -28,7 +28,7 @@ FEWEST = 3
 """Members from which a curve can be continued: two sizes remain when one member is left out."""
 
 SUBSETS, CYCLES = 256, 8
-"""Most subsets of one size: 256, or 8 cycles of all members if that is more."""
+"""Random subsets of one size: 256, or 8 cycles of all members if that is more."""
 
 SIZES = 12
 """Most sizes of a curve; of more members, sizes in equal ratios."""
@@ -116,7 +116,7 @@ class SizeCurve:
 
     def gain(self, more: float = 1, level: float = 0.95) -> Gain:
         """The expected gain of `more` new members, which may be `math.inf`, with its interval."""
-        M, sign = self.members, -1.0 if self._higher else 1.0
+        M, sign = self.members, -1.0 if self.better == "higher" else 1.0
         targets, share = [M, M + more], 1.0 if math.isinf(more) else more / (M + more)
         rows = _functional(self.sizes, targets)
         ends = rows @ self.values
@@ -149,9 +149,10 @@ class SizeCurve:
         return next(dear, most)
 
     @property
-    def _higher(self) -> bool:
+    def better(self) -> str:
+        """Whether "lower" or "higher" scores are better."""
         name = self.score.partition(" ")[0]
-        return name == "auroc" or registry[name].better == "higher"
+        return "higher" if name == "auroc" else registry[name].better
 
     def _scored(self, values: Any) -> Any:
         return np.sqrt(np.maximum(values, 0)) if self.score == "rmse" else values
@@ -199,6 +200,7 @@ def size_curves(
     *,
     ood: Mapping[str, Predictive] | None = None,
     weight: ArrayLike | None = None,
+    scores: Collection[str] | None = None,
     seed: int = 0,
 ) -> dict[str, SizeCurve]:
     """The curves of all scores that fit the task, by name: "nll", "accuracy", "auroc letters".
@@ -209,6 +211,7 @@ def size_curves(
         ood: predictions of the same members for OOD data, by name. Test and OOD data are told apart
             by the task's uncertainty, such as the entropy.
         weight: weights of the data points [B].
+        scores: some of "nll", "accuracy", "brier", "rmse" and "crps"; None for all.
         seed: fixes the random subsets.
     """
     _check(pred)
@@ -216,15 +219,13 @@ def size_curves(
     shares = None if weight is None else point_weights(pred, targets, weight)
     points = _Points(_groups(pred, targets), shares)
     pred, targets = pred.points(targets)
-    kinds = {*pred.likelihood.about.kinds}
-    curves = {"nll": _drawn_curve("nll", pred, points, _nll(pred, targets), 1, seed)}
-    if "classes" in kinds:
-        curves["accuracy"] = _accuracy(pred, targets, points, seed)
-    closed = {"brier": ({"classes"}, _brier_terms), "rmse": ({"numbers"}, _square_terms)}
-    closed["crps"] = ({"ranked", "gaussian"}, _ranked_terms)
-    for name, (those, terms) in closed.items():
-        if those & kinds:
-            curves[name] = _quadratic_curve(name, pred, targets, points, terms)
+    curves: dict[str, SizeCurve] = {}
+    for name, terms in _SCORES.items():
+        if registry[name].fits(pred) and (scores is None or name in scores):
+            if name in ("nll", "accuracy"):
+                curves[name] = _drawn_curve(name, pred, points, *terms(pred, targets), seed)
+            else:
+                curves[name] = _quadratic_curve(name, pred, targets, points, terms)
     for name, other in (ood or {}).items():
         curves[f"auroc {name}"] = detection_curve(f"auroc {name}", pred, other.points()[0], seed)
     return curves
@@ -285,22 +286,15 @@ def _sizes(members: int) -> np.ndarray:
 
 
 def _subsets(members: int, size: int, most: int, random: np.random.Generator) -> np.ndarray:
-    """All subsets of this size [S, size], or distinct random ones in cycles.
+    """All subsets of this size [S, size] if they are at most 4 `most`, or random ones in cycles.
 
-    A cycle is a random order with its M rotations, whose first `size` members are the subsets. All
-    members are equally often in them, so the first-order effect of a member cancels.
+    A cycle is a random order with its M rotations, whose first `size` members are the subsets. They
+    differ, and all members are equally often in them: the first-order effect of a member cancels.
     """
-    if math.comb(members, size) <= most:
+    if math.comb(members, size) <= 4 * most:
         return np.array(list(combinations(range(members), size)))
-    seen, cycles = set(), []
     windows = (np.arange(members)[:, None] + np.arange(size)) % members
-    while len(cycles) < most // members:
-        rows = np.sort(random.permutation(members)[windows], axis=1)
-        names = set(map(tuple, rows.tolist()))
-        if len(names) == members and not names & seen:
-            seen |= names
-            cycles.append(rows)
-    return np.concatenate(cycles)
+    return np.concatenate([random.permutation(members)[windows] for _ in range(most // members)])
 
 
 def _all_subsets(members: int, cost: int, seed: int) -> Iterator[tuple[np.ndarray, Tensor]]:
@@ -381,14 +375,13 @@ def _left_out(sets: np.ndarray, values: np.ndarray, members: int) -> np.ndarray:
 
 def _drawing_error(sets: np.ndarray, values: np.ndarray, members: int) -> float:
     """Standard error of the mean over random cycles; 0 where all subsets were averaged."""
-    total = math.comb(members, sets.shape[1])
-    if len(sets) == total:
+    if len(sets) == math.comb(members, sets.shape[1]):
         return 0.0
     cycles = values.reshape(-1, members).mean(1)
-    return float(cycles.std(ddof=1)) * math.sqrt((1 - len(sets) / total) / len(cycles))
+    return float(cycles.std(ddof=1)) / math.sqrt(len(cycles))
 
 
-def _nll(pred: Predictive, y: Tensor) -> Scores:
+def _nll(pred: Predictive, y: Tensor) -> tuple[Scores, int]:
     likelihood = pred.likelihood
     each = likelihood.log_prob(pred.members, y).double()
     top = each.amax(0).clamp_min(torch.finfo(torch.float64).min)
@@ -403,17 +396,17 @@ def _nll(pred: Predictive, y: Tensor) -> Scores:
         parts = [pred.members[chosen.to(pred.members.device)][:, rows] for chosen in sets]
         return -torch.stack([likelihood.mixture_log_prob(part, y[rows], None) for part in parts])
 
-    return scores
+    return scores, 1
 
 
-def _accuracy(pred: Predictive, y: Tensor, points: _Points, seed: int) -> SizeCurve:
+def _accuracy(pred: Predictive, y: Tensor) -> tuple[Scores, int]:
     labels = pred.likelihood.labels(y)
 
     def scores(average: Tensor, rows: slice) -> Tensor:
         right = _mixed(average, pred.block(rows).member_probs()).argmax(-1) == labels[rows]
         return right.double().flatten(2).mean(-1) if right.ndim > 2 else right.double()
 
-    return _drawn_curve("accuracy", pred, points, scores, pred.members.shape[-1], seed)
+    return scores, pred.members.shape[-1]
 
 
 def _mixed(average: Tensor, values: Tensor) -> Tensor:
@@ -535,3 +528,13 @@ def _ranked_terms(pred: Predictive, y: Tensor) -> Terms:
     own = likelihood.own_distance(pred.members).mean(-1)
     rows = M * likelihood.distances_to_mixture(pred.members, None).mean(-1)
     return error, -0.5 * own, -0.5 * rows
+
+
+_SCORES: dict[str, Callable[..., Any]] = {
+    "nll": _nll,
+    "accuracy": _accuracy,
+    "brier": _brier_terms,
+    "rmse": _square_terms,
+    "crps": _ranked_terms,
+}
+"""Scores of subsets at data points and their cost, or the terms of a closed form."""
