@@ -2,22 +2,28 @@
 
 Twenty plain members are trained on every set and seed. Blocks of 3, 5 or 10 of them predict what
 the others bring. gains.csv has every prediction beside what came, stops.csv where
-`until="worth it"` stops. Sets and seeds that are in the files are not trained again. README.md is
-written from them, with gains.png; --draw uses the rows that are there. plan.md was written before.
+`until="worth it"` stops. Sets and seeds that are in the files are not trained again. It then draws
+gains.png and prints the tables of README.md; --draw uses the rows that are there. plan.md was
+written before the runs.
 """
 
 import argparse
+import itertools
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
 
 import shoal
+from shoal.core.display.text import markdown_table
+from shoal.plots.figure import blank, legend, png
 from shoal.prediction.metrics import registry
 from shoal.prediction.predictive import Predictive
+from shoal.prediction.statistics import t_quantile
 from shoal.prediction.worth import SizeCurve, size_curves
 from studies import RESULTS
 from studies.auto.problems import CHEAP, SCIKIT_LEARN, problem
@@ -133,6 +139,103 @@ def train(sets: list[str], seeds: int) -> None:
             print(name, seed, f"{time.monotonic() - begun:.1f} s", flush=True)
 
 
+TIES = 1e-9
+"""Rounding: an interval of width 0 holds a gain that is equal."""
+
+
+def rows_of(**wanted: Any) -> list[dict[str, str]]:
+    """Rows of gains.csv with these values."""
+    fits = {name: str(value) for name, value in wanted.items()}
+    return [row for row in read_csv(GAINS) if all(row[k] == v for k, v in fits.items())]
+
+
+def by_set(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
+    """The rows of each set."""
+    sets: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        sets.setdefault(row["set"], []).append(row)
+    return sets
+
+
+def holds(row: dict[str, str]) -> bool:
+    """Whether the interval holds what came."""
+    low, came, high = (float(row[name]) for name in ("low", "realised", "high"))
+    return low - TIES <= came <= high + TIES
+
+
+def coverage_table() -> str:
+    """Shares of growths in their intervals, by score and number of predicting members."""
+    lines = []
+    for score in dict.fromkeys(row["score"] for row in read_csv(GAINS)):
+        cells = []
+        for members in BLOCKS:
+            sets = by_set(rows_of(score=score, members=members)).values()
+            shares = [mean(map(holds, rows)) for rows in sets]
+            reach = t_quantile(0.975, len(shares) - 1) * stdev(shares) / math.sqrt(len(shares))
+            cells.append(f"{mean(shares):.3f} ± {reach:.3f}")
+        lines.append([score.replace("ood", "of OOD inputs"), len(sets), *cells])
+    return markdown_table(["score", "sets", *(f"{m} members predict" for m in BLOCKS)], lines)
+
+
+def ratio(members: int, rows: list[dict[str, str]]) -> float:
+    """Sum of predicted over sum of averaged gains."""
+    known = [row for row in rows if row["others"] != "nan" and int(row["members"]) == members]
+    return sum(float(row["gain"]) for row in known) / sum(float(row["others"]) for row in known)
+
+
+FEW = (3, 5)
+"""Numbers of predicting members for which the others suffice for an average."""
+
+
+def ratio_table() -> str:
+    """Predicted over averaged gains in NLL of each set."""
+    sets = by_set(rows_of(score="nll"))
+    lines = [[name, *(f"{ratio(m, rows):.2f}" for m in FEW)] for name, rows in sets.items()]
+    logs = [[math.log(ratio(m, rows)) for rows in sets.values()] for m in FEW]
+    lines.append(["geometric mean", *(f"{math.exp(mean(each)):.2f}" for each in logs)])
+    return markdown_table(["set", *(f"{m} members predict" for m in FEW)], lines)
+
+
+def correlation(members: int) -> float:
+    """Of predicted and averaged gains in NLL."""
+    known = [row for row in rows_of(score="nll", members=members) if row["others"] != "nan"]
+    pairs = [[float(row[name]) for row in known] for name in ("gain", "others")]
+    return float(np.corrcoef(*pairs)[0, 1])
+
+
+def stops_table() -> str:
+    """Where growing stops, beside the oracle, by price."""
+    lines = []
+    for price in PRICES:
+        rows = [row for row in read_csv(STOPS) if float(row["price"]) == price]
+        stopped, oracle = ([int(row[name]) for row in rows] for name in ("stopped", "oracle"))
+        off = [a - b for a, b in zip(stopped, oracle, strict=True)]
+        near = mean(abs(each) <= 2 for each in off)
+        cells = (f"{mean(stopped):.1f}", f"{mean(oracle):.1f}", f"{mean(off):+.1f}", f"{near:.0%}")
+        lines.append([price, *cells])
+    header = ["price in nats", "stopped at", "oracle", "difference", "within two members"]
+    return markdown_table(header, lines)
+
+
+def draw() -> None:
+    """Predicted against averaged gains in NLL, of every set and number of new members."""
+    figure, axes = blank()
+    marks = itertools.cycle("osD^vPX<>")
+    for name, rows in by_set(rows_of(score="nll", members=5)).items():
+        known = [row for row in rows if row["others"] != "nan"]
+        steps = sorted({int(row["more"]) for row in known})
+        means = [
+            [mean(float(row[k]) for row in known if int(row["more"]) == step) for step in steps]
+            for k in ("gain", "others")
+        ]
+        axes.plot(*means, next(marks), label=name, markersize=5)
+    axes.set(xscale="log", yscale="log", xlabel="predicted gain (nats)", ylabel="what came (nats)")
+    ends = axes.get_xlim()
+    axes.plot(ends, ends, color="0.5", linewidth=0.8)
+    legend(figure, axes)
+    (FOLDER / "gains.png").write_bytes(png(figure, 110))
+
+
 def main() -> None:
     """Train, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -142,6 +245,9 @@ def main() -> None:
     options = parser.parse_args()
     if not options.draw:
         train(options.sets, options.seeds)
+    draw()
+    print(coverage_table(), ratio_table(), stops_table(), sep="\n\n")
+    print({members: round(correlation(members), 2) for members in FEW})
 
 
 if __name__ == "__main__":

@@ -105,6 +105,9 @@ CHECKS = {
         and covers(b.low, b.high, b.t_test, 0.9)
         and covers(c.low, c.high, c.t_test, 0.9)
     ),
+    "more members would help": lambda a: (
+        0 < a.found.gain(2).value < 0.01 and "stopped at 5" in a.larger.notes[-1]
+    ),
     "too high or too low": lambda a: (
         2 * shoal.evaluate(a.calibrated, a.y_test)["ece"]
         < shoal.evaluate(shoal.predict(a.run, a.x_test), a.y_test)["ece"]

@@ -3,7 +3,7 @@
 from itertools import chain, repeat
 from types import SimpleNamespace
 
-from studies import common, own_batches
+from studies import common, own_batches, worth
 
 
 def inverse(number):
@@ -39,3 +39,10 @@ def test_the_page_of_own_batches_has_the_tables_of_its_raw_files():
     page = (own_batches.FOLDER / "README.md").read_text(encoding="utf-8")
     tables = own_batches.table, own_batches.compared_table, own_batches.steps_table
     assert all(table() in page for table in tables)
+
+
+def test_the_page_of_one_more_member_has_the_tables_of_its_raw_files():
+    page = (worth.FOLDER / "README.md").read_text(encoding="utf-8")
+    tables = worth.coverage_table, worth.ratio_table, worth.stops_table
+    assert all(table() in page for table in tables)
+    assert all(f"{worth.correlation(members):.2f}" in page for members in worth.FEW)

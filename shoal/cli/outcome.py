@@ -124,7 +124,7 @@ def evaluation_dataset(run: Run, folder: str, asked: str | None, command: str) -
 WHOLE = ("grow", "draw")
 """Commands that take all training data: one divides them itself, the other needs no validation."""
 
-TESTS = ("decide", "evaluate")
+TESTS = ("decide", "evaluate", "worth")
 """Commands that need test data alone."""
 
 

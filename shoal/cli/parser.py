@@ -557,7 +557,26 @@ def _grow(parser: argparse.ArgumentParser) -> None:
         "changes", metavar="key=value", nargs="*", help="settings that replace those of the run"
     )
     parser.add_argument(
-        "--more", type=int, default=5, metavar="M", help="number of new members (default: 5)"
+        "--more",
+        type=int,
+        default=5,
+        metavar="M",
+        help="number of new members; with --until, at most so many at a time (default: 5)",
+    )
+    parser.add_argument(
+        "--until",
+        choices=("worth it",),
+        help="'worth it': grow in steps until the next member is not worth --price, by validation "
+        "data of the run",
+    )
+    parser.add_argument(
+        "--price",
+        type=float,
+        metavar="NATS",
+        help="with --until: the gain in validation NLL that a member must be expected to bring",
+    )
+    parser.add_argument(
+        "--most", type=int, metavar="M", help="with --until: members at which growing stops"
     )
     parser.add_argument(
         "--data", metavar="SPEC", help="training data, if the run cannot load its own"
@@ -567,7 +586,7 @@ def _grow(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=_path,
         metavar="FOLDER",
-        help="folder of the grown run (default: RUN-grown-M)",
+        help="folder of the grown run (default: RUN-grown-M, or RUN-grown with --until)",
     )
     parser.add_argument("--resume", action="store_true", help="continue the run in the folder")
     _network(parser)
@@ -631,6 +650,22 @@ def _draw(parser: argparse.ArgumentParser) -> None:
         help="folder of the run of draws (default: RUN-drawn)",
     )
     add("--resume", action="store_true", help="continue the draws in the folder")
+    _network(parser)
+    _machine(parser)
+
+
+def _worth(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `shoal worth`."""
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a run of at least three members")
+    add("--data", metavar="SPEC", help="test data: a name, a table, or a file (default: the run's)")
+    add(
+        "--beside",
+        metavar="RUN",
+        nargs="*",
+        default=(),
+        help="other runs, such as a longer training, to compare gain and time with",
+    )
     _network(parser)
     _machine(parser)
 
@@ -759,9 +794,18 @@ COMMANDS = {
     "grow": Command(
         "train more members for a run, repelled by its trained members",
         "shoal grow runs/digits-ensemble-m5-s0 --more 5\n"
-        "shoal grow runs/digits-ensemble-m5-s0 --more 5 epochs=30 -o runs/larger",
+        "shoal grow runs/digits-ensemble-m5-s0 --more 5 epochs=30 -o runs/larger\n"
+        "shoal grow runs/first --until 'worth it' --price 0.001",
         _grow,
-        "\n\nThe trained members stay unchanged. The new folder has all members.",
+        "\n\nThe trained members stay unchanged. The new folder has all members. --until needs a\n"
+        "run with validation data, such as shoal fit digits validation=0.1.",
+    ),
+    "worth": Command(
+        "tell what more members of a run would add, and what they cost",
+        "shoal worth runs/digits-ensemble-m5-s0\nshoal worth runs/first --beside runs/longer",
+        _worth,
+        "\n\nAverages over subsets of the members tell the expected scores of smaller ensembles.\n"
+        "Their continuation tells those of larger ones, with an interval.",
     ),
     "draw": Command(
         "sample the posterior: every member of a run becomes a chain and keeps draws",

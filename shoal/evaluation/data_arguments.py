@@ -55,11 +55,11 @@ def evaluation_data(
     ood: Mapping[str, Inputs] | None = None,
     shifts: Shifts | None = None,
     severities: Sequence[int] = SEVERITIES,
-    advice: str | None = None,
+    verb: str = "evaluate",
 ) -> Dataset:
     """The data set on which a run is evaluated; see `shoal.evaluate`."""
     if data is None:
-        advice = f"type: {what_to_type('evaluate', run.config) if advice is None else advice}"
+        advice = f"type: {what_to_type(verb, run.config)}"
         dataset = own_data(run, _name(run), advice)
         if dataset.test is None and has_own_data(run.config):
             raise ConfigError(f"the data of {_name(run)} have no test set; {advice}")

@@ -27,13 +27,21 @@ from shoal.prediction.worth import Gain, SizeCurve, size_curves
 from shoal.training.folder.history import held_out_loss
 from shoal.training.folder.run import Run, opened
 
-__all__ = ["Alternative", "Worth", "last_epochs", "member_seconds", "titled", "worth"]
+__all__ = [
+    "Alternative",
+    "Worth",
+    "cost",
+    "interval",
+    "last_epochs",
+    "member_seconds",
+    "titled",
+    "worth",
+]
 
 STEPS = (1, 2, 5)
 """Numbers of new members that are always shown, beside as many again and all there could be."""
 
 _TITLES = {"nll": "NLL", "brier": "Brier score", "rmse": "RMSE", "crps": "CRPS"}
-_UNITS = {"nll": " nats"}
 
 
 def titled(score: str) -> str:
@@ -113,11 +121,11 @@ class Worth:
         gain = self.gain(more)
         members = "any number of members" if math.isinf(more) else counted(int(more), "more member")
         price = more * self.seconds
-        cost = f", for {duration(price)}" if math.isfinite(price) else ""
+        spent = f", for {cost(price)}" if math.isfinite(price) else ""
         change = f"lower by {plus_minus(gain.value, gain.error)}"
         if gain.value < 0:
             change = f"higher by {plus_minus(-gain.value, gain.error)}"
-        return f"{members}: NLL {change} nats{cost}"
+        return f"{members}: NLL {change} nats{spent}"
 
     @property
     def how(self) -> str:
@@ -131,8 +139,17 @@ class Worth:
             f"at random, which adds an error of {error} nats at most."
         )
 
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Plain values: what `to_pandas` has in its rows, and the alternatives."""
+        about = {"data": self.data, "points": self.points, "seconds_per_member": self.seconds}
+        return about | {"sizes": self._rows(), "beside": [vars(each) for each in self.beside]}
+
     def to_pandas(self) -> Any:
         """A table with one row per score and ensemble size; sizes beyond the members are fitted."""
+        return require("pandas", extra="frames").DataFrame(self._rows())
+
+    def _rows(self) -> list[dict[str, Any]]:
         rows = []
         for score, curve in self.curves.items():
             for size, value in zip(curve.sizes, curve.shown, strict=True):
@@ -142,7 +159,7 @@ class Worth:
                 fields = {"gain": gain.value, "error": gain.error, "low": gain.low}
                 fields |= {"high": gain.high, "seconds": more * self.seconds}
                 rows.append({"score": score, "members": size, "value": curve.at(size), **fields})
-        return require("pandas", extra="frames").DataFrame(rows)
+        return rows
 
     def __repr__(self) -> str:
         about = f"{counted(self.members, 'member')}, {self.points} points of {self.data}"
@@ -161,16 +178,14 @@ class Worth:
         rows = []
         for more in self.steps:
             gain, price = self.gain(more), more * self.seconds
-            width = (gain.high - gain.low) / 4
-            interval = f"{number(gain.low, width)} to {number(gain.high, width)}"
             name = "all" if math.isinf(more) else f"+{int(more)}"
-            cost = duration(price) if math.isfinite(price) else "–"
-            rows.append([name, plus_minus(gain.value, gain.error), interval, cost])
+            known = [plus_minus(gain.value, gain.error), interval(gain.low, gain.high)]
+            rows.append([name, *known, cost(price) if math.isfinite(price) else "–"])
         return table(rows, ["more", "NLL lower by", "one growth, 95 %", "time"])
 
     def _beside_table(self) -> str:
         rows = [
-            [each.name, plus_minus(each.gain, each.error), _cost(each.seconds)]
+            [each.name, plus_minus(each.gain, each.error), cost(each.seconds)]
             for each in self.beside
         ]
         return table(rows, ["beside", "NLL lower by", "time"])
@@ -200,13 +215,25 @@ def _ends(gains: Sequence[Gain]) -> tuple[list[float], list[float]]:
     return [gain.high for gain in gains], [gain.low for gain in gains]
 
 
-def _cost(seconds: float) -> str:
-    return duration(seconds) if seconds >= 0 else f"−{duration(-seconds)}"
+def cost(seconds: float) -> str:
+    """A training time, also a negative one."""
+    if seconds < 0:
+        return f"−{cost(-seconds)}"
+    return duration(seconds) if seconds >= 1 else f"{seconds:.1g} s"
+
+
+def interval(low: float, high: float) -> str:
+    """Both ends of an interval.
+
+    >>> interval(-0.0123, 0.0456)
+    '−0.012 to 0.046'
+    """
+    return f"{number(low, (high - low) / 10)} to {number(high, (high - low) / 10)}"
 
 
 def _told(each: Alternative) -> str:
-    cost = f", for {_cost(each.seconds)}" if math.isfinite(each.seconds) else ""
-    return f"NLL lower by {plus_minus(each.gain, each.error)} nats{cost}"
+    spent = f", for {cost(each.seconds)}" if math.isfinite(each.seconds) else ""
+    return f"NLL lower by {plus_minus(each.gain, each.error)} nats{spent}"
 
 
 @checked(device=usable)
@@ -222,7 +249,7 @@ def worth(
 ) -> Worth:
     """What more members of a run are worth; see `Run.worth`."""
     run = placed(opened(run), device)
-    dataset = evaluation_data(run, data, ood, advice="run.worth((x_test, y_test))")
+    dataset = evaluation_data(run, data, ood, verb="worth")
     test = labelled_test(dataset)
     pred = split_prediction(run, test, dataset.scaling)
     others = {
@@ -287,5 +314,5 @@ def last_epochs(history: Sequence[Mapping[str, Any]]) -> Alternative | None:
     spent = [row.get("seconds") for row in history[-count:]]
     if not math.isfinite(before - after) or None in spent:
         return None
-    name = f"the last {counted(count, 'epoch')} (validation)"
+    name = f"last {counted(count, 'epoch')} (validation)"
     return Alternative(name, before - after, math.nan, float(sum(spent)))  # pyright: ignore

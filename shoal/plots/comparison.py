@@ -181,7 +181,7 @@ def worth(
     for size, value in zip(curve.sizes, curve.shown, strict=True):
         (spot,) = axes.plot([size], [value], **style.spot)
         tip(spot, f"{size:g} members: {value:.4g}")
-    axes.plot(sizes, [curve.at(m) for m in sizes], "--", color=style.colour, label="continued")
+    axes.plot(sizes, [curve.at(int(m)) for m in sizes], "--", color=style.colour, label="continued")
     sign = 1 if curve.better == "higher" else -1
     ends = [curve.at(M) + sign * np.array([0.0, *(getattr(g, e) for g in gains)]) for e in _ENDS]
     how = {"color": style.colour, "alpha": 0.2, "linewidth": 0}

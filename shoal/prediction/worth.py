@@ -126,7 +126,7 @@ class SizeCurve:
         others = self.left_out @ _functional(self.sizes[:-1], targets).T
         others = -sign * np.diff(self._scored(others), axis=1)[:, 0]
         alone = sign * self._scored(self.left_out[:, -1])
-        by_points = float(slope @ self.cov @ slope)
+        by_points = max(float(slope @ self.cov @ slope), 0.0)  # rounding may make 0 negative
         by_drawing = float((slope**2) @ self.drawn**2)
         expected = by_points + by_drawing + _jackknife(others)
         new = 0.0 if math.isinf(more) else M * more / (M + more) ** 2 * _jackknife(alone)
@@ -223,7 +223,8 @@ def size_curves(
     for name, terms in _SCORES.items():
         if registry[name].fits(pred) and (scores is None or name in scores):
             if name in ("nll", "accuracy"):
-                curves[name] = _drawn_curve(name, pred, points, *terms(pred, targets), seed)
+                of_subsets, width = terms(pred, targets)
+                curves[name] = _drawn_curve(name, pred, points, of_subsets, width, seed)
             else:
                 curves[name] = _quadratic_curve(name, pred, targets, points, terms)
     for name, other in (ood or {}).items():

@@ -38,6 +38,7 @@ def test_the_readme_leads_to_every_section_that_data_allow(readme, here):
         "uncertainty",
         "calibration",
         "diversity",
+        "worth",
         "training",
         "making",
     ]

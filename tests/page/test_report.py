@@ -32,6 +32,7 @@ QUESTIONS = [
     "When does it know that it does not know?",
     "Is it calibrated, also under shift?",
     "Do the members differ?",
+    "What is one more member worth?",
     "Did training go well?",
     "How was it made?",
 ]

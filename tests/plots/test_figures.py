@@ -13,6 +13,7 @@ from shoal.data.targets import Mixture, StandardGaussian
 from shoal.inference.likelihoods import Categorical
 from shoal.plots.calibration import wilson
 from shoal.prediction import Predictive, metrics
+from shoal.prediction.worth import size_curves
 
 RANDOM = torch.Generator().manual_seed(0)
 OUTPUTS = 2 * torch.randn(4, 60, 3, generator=RANDOM)
@@ -61,6 +62,7 @@ EXAMPLES = {
     "accuracy-confidence": ({"kde": metrics.accuracy_confidence(PRED, Y)},),
     "severity": (CURVES, "accuracy", "rotated"),
     "sizes": (CURVES, "accuracy"),
+    "worth": (size_curves(PRED, Y)["accuracy"], "accuracy", "kde", True),
     "heatmap": ({"kde": {1: 0.9, 5: 0.95}, "sge": {5: 0.91}}, "accuracy", "higher", True),
     "strength": (CURVES, "accuracy", {"kde": 5.0}, (0.75, math.nan)),
     "comparison": (ROW, "accuracy", "higher"),

@@ -210,3 +210,11 @@ def test_what_cannot_be_told_is_refused():
     loss = Predictive(drawn(5, 30, 3), Custom(lambda out, y: (out[..., 0] - y) ** 2))
     with pytest.raises(ConfigError, match="a custom loss has no distribution"):
         size_curves(loss, y)
+
+
+def test_members_that_agree_have_nothing_to_add():
+    """A score that is the same for all subsets: gain and interval are 0, not an error of a root."""
+    pred = Predictive(5 * torch.eye(4).repeat(6, 25, 1).double(), likelihoods.make("categorical"))
+    for curve in size_curves(pred, labels(100, 4)).values():
+        gain = curve.gain(2)
+        assert (gain.value, gain.low, gain.high) == pytest.approx((0, 0, 0), abs=1e-12)

@@ -31,10 +31,11 @@ from shoal.interaction.methods import METHODS, get
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import Normalised, Weights
 from shoal.models import MLP, Blueprint
+from shoal.training import grow as grow_module
 from shoal.training.fit import fit
 from shoal.training.folder.run import load
 from shoal.training.forces import forces
-from shoal.training.grow import grow
+from shoal.training.grow import GROWTH, grow
 
 OLD, NEW = 3, 2
 COMPOSITIONS = {name: method.repulsion for name, method in METHODS.items()} | {
@@ -216,3 +217,94 @@ def test_what_cannot_be_frozen_is_refused(options, words):
     with pytest.raises(ConfigError) as error:
         quick(**options)
     assert_one_sentence(error.value, words)
+
+
+# Growing until the next member is not worth its price.
+
+
+def noisy(n=60, seed=0):
+    """Points whose labels are partly wrong, so that members differ."""
+    x, y = points(n, seed)
+    wrong = torch.rand(n, generator=torch.Generator().manual_seed(seed)) < 0.3
+    return x, torch.where(wrong, (y + 1) % 4, y)
+
+
+def wild(**options):
+    """Members that overfit: each further one lowers the NLL on other points."""
+    settings = {"method": "ensemble", "epochs": 6, "lr": 0.2, "batch_size": 30}
+    return quick(shoal_of(BLUEPRINT), noisy(), **settings, **options)
+
+
+WORTH = {"until": "worth it", "validation": noisy(200, 1), "progress": False}
+
+
+def test_growing_stops_when_the_next_member_is_not_worth_its_price():
+    run = wild()
+    one = run.worth(WORTH["validation"]).gain(1).value
+    price = one / 4
+    grown = grow(run, 2, price=price, **WORTH)
+    assert grown.ensemble.members > OLD
+    assert grown.worth(WORTH["validation"]).gain(1).value < price
+    assert "less than the price" in grown.notes[-1]
+    known = rows_of(frozen(grown.ensemble), 0, OLD)
+    assert_equal_trees(known, frozen(run.ensemble))
+    same = grow(run, price=2 * one, **WORTH)
+    assert same.ensemble is run.ensemble and f"stopped at {OLD} members" in same.notes[-1]
+    most = grow(run, 2, price=1e-9, most=OLD + 3, **WORTH)
+    assert most.ensemble.members == OLD + 3 and "the most that were wanted" in most.notes[-1]
+
+
+def test_growing_by_steps_goes_on_after_a_stop(tmp_path):
+    run, options = wild(), WORTH | {"price": 1e-9, "most": OLD + 3, "save_every": 0.0}
+    whole = grow(run, 2, out=tmp_path / "whole", **options)
+    assert whole.folder == tmp_path / "whole" / f"members-{OLD + 3}"
+    calls = []
+
+    def stop_in_the_second(event):
+        calls.append(event)
+        if len(calls) == 8:  # six epochs of the first step, then two of the second
+            raise Stop
+
+    with pytest.raises(Stop):
+        grow(run, 2, out=tmp_path / "b", callbacks=[stop_in_the_second], **options)
+    resumed = grow(run, 2, out=tmp_path / "b", resume=True, **options)
+    assert_same_run(resumed, whole)
+    for size in (OLD + 2, OLD + 3):
+        assert_same_folder(tmp_path / "whole" / f"members-{size}", tmp_path / f"b/members-{size}")
+    kept = [(tmp_path / name / GROWTH).read_text() for name in ("whole", "b")]
+    assert kept[0] == kept[1] and '"stopped"' in kept[0]
+
+
+def test_growing_by_steps_uses_the_validation_data_of_the_run(tmp_path):
+    run = wild(validation=0.3)
+    share = grow(run, until="worth it", price=10.0, progress=False)
+    assert "stopped at 3 members" in share.notes[-1]
+    split = grow_module._validation(run, None, {})
+    trained = {tuple(row) for row in run.given.data[0].tolist()} - {
+        tuple(row) for row in split.x.tolist()
+    }
+    assert len(split) == 18 and len(trained) == 42
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"until": "worth it", "price": 0.1}, ["no member has seen", "validation=(x, y)"]),
+        ({"until": "worth it"}, ["price", "price=0.001"]),
+        ({"until": "worth it", "price": -1}, ["price must be positive"]),
+        ({"until": "enough", "price": 0.1}, ['until must be "worth it"']),
+        ({"price": 0.1}, ['add until="worth it"']),
+        ({"until": "worth it", "price": 0.1, "most": 0}, ["most must be a whole number"]),
+    ],
+)
+def test_a_rule_that_cannot_be_followed_is_refused(options, words):
+    with pytest.raises(ConfigError) as error:
+        grow(quick(), data=points(), **options)
+    assert_one_sentence(error.value, *words)
+
+
+def test_two_members_cannot_tell_what_a_third_is_worth():
+    run = quick(shoal_of(members=2), method="ensemble")
+    with pytest.raises(ConfigError) as error:
+        grow(run, price=0.1, **WORTH)
+    assert_one_sentence(error.value, "from 3 finite members on, not from 2")

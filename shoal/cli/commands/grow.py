@@ -29,7 +29,8 @@ def run(options: Namespace) -> Outcome:
     resume = options.resume or restarted()
     check_device(options.device)
     source = opened_for("grow", options.run, options.model)
-    folder = Path(options.out or f"{options.run.rstrip('/')}-grown-{_size(source, options.more)}")
+    by_steps = {"until": options.until, "price": options.price, "most": options.most}
+    folder = Path(options.out or _folder(options, source))
     if RunFolder(folder).holds_run and not resume:
         raise ConfigError(
             f"{folder} already holds a run; add --resume to continue it, "
@@ -40,14 +41,17 @@ def run(options: Namespace) -> Outcome:
         changes["device"] = options.device
     set_threads(options.threads, source.ensemble.weights, int(source.config.get("batch_size", 128)))
     kept = {"out": folder, "resume": resume, "progress": not options.quiet}
-    grown = grow(source, options.more, data=data, **changes, **kept)
+    grown = grow(source, options.more, data=data, **by_steps, **changes, **kept)
+    if grown.ensemble is source.ensemble:
+        return Outcome(grown.notes[-1], {"folder": str(source.folder), "notes": grown.notes})
     scored = data.test is not None and ranks.speaks()
     scores = evaluate_run(grown, data).scores if scored else None
     return _outcome(source, grown, scores)
 
 
-def _size(source: Run, more: int) -> int:
-    return source.ensemble.members + more
+def _folder(options: Namespace, source: Run) -> str:
+    start = f"{options.run.rstrip('/')}-grown"
+    return start if options.until else f"{start}-{source.ensemble.members + options.more}"
 
 
 def _changes(typed: list[str]) -> dict[str, Any]:
@@ -64,6 +68,7 @@ def _outcome(source: Run, grown: Run, scores: dict[str, Any] | None) -> Outcome:
     text = [
         f"{counted(new, 'new member')} added to {counted(old, 'trained member')}: "
         f"{counted(len(grown.history), 'epoch')} in {seconds(spent)}",
+        *(note for note in grown.notes if note.startswith("Growing stopped")),
         scores_text(scores) if scores else "No scores: the data set has no test set.",
         f"Kept in {grown.folder}; for a report type: shoal report {quote(str(grown.folder))}",
     ]

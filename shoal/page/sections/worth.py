@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 
 from shoal import plots
-from shoal.core.display.text import counted, number, plus_minus, seconds
+from shoal.core.display.text import counted, number, plus_minus
 from shoal.evaluation.evaluate import stored_curves
-from shoal.evaluation.worth import Worth, last_epochs, member_seconds, titled
+from shoal.evaluation.worth import Worth, cost, interval, last_epochs, member_seconds, titled
 from shoal.page.blocks import (
     Block,
     Figure,
@@ -20,6 +20,7 @@ from shoal.page.blocks import (
     section,
 )
 from shoal.page.report_data import ReportData, RunRecord
+from shoal.prediction.worth import Gain
 
 __all__ = ["worth_section"]
 
@@ -50,31 +51,32 @@ def _worth(record: RunRecord, data: str, curves: dict) -> Worth:
 
 def _answer(found: Worth) -> str:
     """What one more member and any number of members are expected to gain."""
-    one, all_ = found.gain(1), found.gain(math.inf)
-    price = "" if math.isnan(found.seconds) else f", in {seconds(found.seconds)} of training"
-    text = f"One more member is expected to lower the NLL by {_nats(one)} nats{price}."
-    return f"{text} Infinitely many would lower it by {_nats(all_)} nats."
+    one, limit = found.gain(1), found.gain(math.inf)
+    price = "" if math.isnan(found.seconds) else f", for {cost(found.seconds)} of training"
+    text = f"One more member changes the NLL by {_changed(one)} nats in expectation{price}."
+    return f"{text} Infinitely many change it by {_changed(limit)} nats."
 
 
-def _nats(gain: object) -> str:
-    return plus_minus(gain.value, gain.error)  # pyright: ignore[reportAttributeAccessIssue]
+def _changed(gain: Gain) -> str:
+    return plus_minus(-gain.value, gain.error)
 
 
 def _statements(found: Worth, record: RunRecord) -> Iterator[Statement]:
     """One sentence for a few numbers of new members, then for longer training."""
     for more in (*_STATED, found.members):
-        gain, width = found.gain(more), (found.gain(more).high - found.gain(more).low) / 4
-        price = more * found.seconds
-        cost = "" if math.isnan(price) else f" for {seconds(price)}"
+        gain, price = found.gain(more), more * found.seconds
+        spent = "" if math.isnan(price) else f", for {cost(price)} of training"
         text = (
-            f"{counted(more, 'more member')}: {_nats(gain)} nats{cost}. One growth brings "
-            f"{number(gain.low, width)} to {number(gain.high, width)} nats (95 % interval)."
+            f"Expected change of the NLL: {_changed(gain)} nats{spent}. One growth may change it "
+            f"by {interval(-gain.high, -gain.low)} (95 % interval)."
         )
-        yield Statement(f"+{more}", f"−{number(gain.value, gain.error)}", text)
+        yield Statement(counted(more, "more member"), number(-gain.value, gain.error), text)
     for each in found.beside:
-        text = f"{each.name[0].upper()}{each.name[1:]} changed the NLL by this, in "
-        text += f"{seconds(each.seconds)} of training of all {counted(record.members, 'member')}."
-        yield Statement("longer", number(-each.gain), text)
+        text = (
+            f"Change of the validation NLL in nats, for {cost(each.seconds)} of training of all "
+            f"{counted(record.members, 'member')}."
+        )
+        yield Statement(each.name, number(-each.gain), text)
 
 
 def _figures(found: Worth, method: str) -> Iterator[Figure]:
@@ -94,10 +96,9 @@ def _table(found: Worth) -> Table:
         for more in (*_STATED, found.members, math.inf):
             gain = curve.gain(more)
             name = "infinitely many" if math.isinf(more) else f"+{more}"
-            width = (gain.high - gain.low) / 4
-            interval = f"{number(gain.low, width)} to {number(gain.high, width)}"
-            cells = [TableCell(name, more), TableCell(_nats(gain), gain.value)]
-            rows.append([TableCell(titled(score), score), *cells, TableCell(interval, gain.low)])
+            known = TableCell(plus_minus(gain.value, gain.error), gain.value)
+            ends = TableCell(interval(gain.low, gain.high), gain.low)
+            rows.append([TableCell(titled(score), score), TableCell(name, more), known, ends])
     columns = ["score", "new members", "expected gain", "95 % of growths"]
     reading = "A positive gain is an improvement. ± is the standard error of the expectation."
     return Table("Gains of more members", columns, rows, reading)

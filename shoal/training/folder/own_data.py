@@ -43,6 +43,7 @@ _TAKES = {
     "fidelity": ("(x, y)", "test=(x_test, y_test)"),
     "grow": ("", "data=(x, y)"),
     "draw": ("", "data=(x, y)"),
+    "worth": ("(x_test, y_test)", ""),
     "predict": ("x", ""),
     "export": ("'model.onnx'", "x=x"),
     "compress": ("to", "test=(x_test, y_test)"),
@@ -83,6 +84,8 @@ def what_to_type(verb: str, config: Mapping[str, Any], folder: Path | str | None
     'shoal evaluate runs/first'
     >>> what_to_type("evaluate", {"data": "tuple", "model": [{"custom": "<lambda>"}]}, "runs/first")
     "shoal.evaluate(shoal.load('runs/first', build), (x_test, y_test))"
+    >>> what_to_type("worth", {"data": "tuple"}, "runs/first")
+    "shoal.load('runs/first').worth((x_test, y_test))"
 
     Args:
         verb: a command that is also a function.
@@ -99,6 +102,9 @@ def what_to_type(verb: str, config: Mapping[str, Any], folder: Path | str | None
     else:
         source = f"shoal.load({str(folder)!r}, build)" if own_network else repr(str(folder))
     place, name = _TAKES[verb]
+    if verb == "worth":  # a method of the run
+        source = f"shoal.load({source})" if source.startswith("'") else source
+        return f"{source}.worth({place if data_is_own else ''})"
     arguments = [place, name] if data_is_own or verb in ("predict", "export", "compress") else []
     return f"shoal.{verb}({', '.join(filter(None, [source, *arguments]))})"
 
