@@ -199,8 +199,8 @@ def ratio_table() -> str:
 def correlation(members: int) -> float:
     """Of predicted and averaged gains in NLL."""
     known = [row for row in rows_of(score="nll", members=members) if row["others"] != "nan"]
-    pairs = [[float(row[name]) for row in known] for name in ("gain", "others")]
-    return float(np.corrcoef(*pairs)[0, 1])
+    gain, others = ([float(row[name]) for row in known] for name in ("gain", "others"))
+    return float(np.corrcoef(gain, others)[0, 1])
 
 
 def stops_table() -> str:

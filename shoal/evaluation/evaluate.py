@@ -51,6 +51,7 @@ from shoal.prediction.predictive import ArrayLike, Predictive
 from shoal.prediction.worth import SizeCurve, can_tell, detection_curve, size_curves
 from shoal.training.folder.own_data import again
 from shoal.training.folder.run import Run
+from shoal.training.folder.run_folder import DRAWS
 
 __all__ = [
     "SAMPLES",
@@ -58,6 +59,7 @@ __all__ = [
     "Evaluation",
     "corrupted_means",
     "detected_share",
+    "draws_of",
     "evaluate",
     "evaluate_run",
     "is_current",
@@ -333,8 +335,8 @@ def evaluate_run(
     y: Any = counted.y
     scores: dict[str, Any] = {"test": test_scores, "shifts": {}, "ood": {}}
     samples = _samples("test", test, counted, gallery) | _members(test, y)
-    samples |= _curves(whole, labelled) | _derivative_samples(test, y, slopes)
-    counts = {"test": len(test)}
+    counts, draws = {"test": len(test)}, draws_of(run)
+    samples |= _curves(whole, labelled, draws) | _derivative_samples(test, y, slopes)
     for name, split in dataset.shifts.items():
         split = _in_units(split, scaling)
         key, whole = f"shift:{name}", split_prediction(run, split, scaling)
@@ -349,7 +351,7 @@ def evaluate_run(
         counts[key] = len(pred)
         scores["ood"][name] = _ood_scores(test, pred)
         samples |= _samples(key, pred, Split(split.x), gallery)
-        samples |= _pooled(name, test, y, pred) | _detection_curve(name, test, pred)
+        samples |= _pooled(name, test, y, pred) | _detection_curve(name, test, pred, draws)
         after(key)
     samples |= _training_points(dataset, test.likelihood.about) | _plane(run, dataset)
     samples |= gradient_samples(run, labelled) | attention_samples(run, labelled)
@@ -537,18 +539,23 @@ def _members(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
 _WORTH = "worth"
 
 
-def _curves(pred: Predictive, split: Split) -> dict[str, Tensor]:
+def draws_of(run: Any) -> int:
+    """Draws of each chain of a run; 1 for members that do not sample."""
+    return int((getattr(run, "config", {}).get(DRAWS) or {}).get("draws", 1))
+
+
+def _curves(pred: Predictive, split: Split, draws: int) -> dict[str, Tensor]:
     """Scores of ensembles of some of the members, for "What is one more member worth?"."""
-    if not can_tell(pred):
+    if not can_tell(pred, draws):
         return {}
     pred, y, weight = pred.values_alone(*parted(split.y))
-    return _stored(size_curves(pred, y, weight=weight))
+    return _stored(size_curves(pred, y, weight=weight, draws=draws))
 
 
-def _detection_curve(name: str, test: Predictive, ood: Predictive) -> dict[str, Tensor]:
-    if not can_tell(test) or test.size != ood.size:
+def _detection_curve(name: str, test: Predictive, ood: Predictive, draws: int) -> dict[str, Tensor]:
+    if not can_tell(test, draws) or test.size != ood.size:
         return {}
-    return _stored({f"auroc {name}": detection_curve(f"auroc {name}", test, ood)})
+    return _stored({f"auroc {name}": detection_curve(f"auroc {name}", test, ood, draws)})
 
 
 def _stored(curves: Mapping[str, SizeCurve]) -> dict[str, Tensor]:

@@ -20,12 +20,13 @@ from shoal.core.structure import parted
 from shoal.data.dataset import Dataset, Split
 from shoal.engine.members.precision import full_precision
 from shoal.evaluation.data_arguments import Inputs, Labelled, evaluation_data, placed
-from shoal.evaluation.evaluate import labelled_test, split_prediction
+from shoal.evaluation.evaluate import draws_of, labelled_test, split_prediction
 from shoal.prediction.metrics import point_weights
 from shoal.prediction.predictive import Predictive
 from shoal.prediction.worth import Gain, SizeCurve, size_curves
 from shoal.training.folder.history import held_out_loss
 from shoal.training.folder.run import Run, opened
+from shoal.training.folder.run_folder import DRAWS
 
 __all__ = [
     "Alternative",
@@ -257,7 +258,8 @@ def worth(
         for name, split in dataset.ood.items()
     }
     pred, y, weight = pred.values_alone(*parted(test.y))
-    curves = size_curves(pred, y, ood=others, weight=weight, seed=seed)
+    draws = draws_of(run)
+    curves = size_curves(pred, y, ood=others, weight=weight, draws=draws, seed=seed)
     longer = last_epochs(run.history)
     measured = [] if longer is None else [longer]
     for name, other in _named(beside):
@@ -299,8 +301,9 @@ def _compared(
 
 
 def member_seconds(config: Mapping[str, Any], provenance: Mapping[str, Any]) -> float:
-    """Measured training time of one member; NaN if the training is not known."""
-    trained = int(config.get("members") or 0) - int(config.get("frozen") or 0)
+    """Measured training time of one member or chain; NaN if the training is not known."""
+    draws = (config.get(DRAWS) or {}).get("draws", 1)
+    trained = int(config.get("members") or 0) // draws - int(config.get("frozen") or 0)
     spent = provenance.get("seconds") or math.nan
     return float(spent) / trained if trained > 0 else math.nan
 

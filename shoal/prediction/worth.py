@@ -201,6 +201,7 @@ def size_curves(
     ood: Mapping[str, Predictive] | None = None,
     weight: ArrayLike | None = None,
     scores: Collection[str] | None = None,
+    draws: int = 1,
     seed: int = 0,
 ) -> dict[str, SizeCurve]:
     """The curves of all scores that fit the task, by name: "nll", "accuracy", "auroc letters".
@@ -212,33 +213,44 @@ def size_curves(
             by the task's uncertainty, such as the entropy.
         weight: weights of the data points [B].
         scores: some of "nll", "accuracy", "brier", "rmse" and "crps"; None for all.
+        draws: members of the prediction that are draws of one chain: k M + c is draw k of chain c.
+            Then chains are counted as members. CRPS is left out.
         seed: fixes the random subsets.
     """
-    _check(pred)
+    _check(pred, draws)
     targets = pred.check(y)
     shares = None if weight is None else point_weights(pred, targets, weight)
     points = _Points(_groups(pred, targets), shares)
     pred, targets = pred.points(targets)
     curves: dict[str, SizeCurve] = {}
     for name, terms in _SCORES.items():
-        if registry[name].fits(pred) and (scores is None or name in scores):
-            if name in ("nll", "accuracy"):
-                of_subsets, width = terms(pred, targets)
-                curves[name] = _drawn_curve(name, pred, points, of_subsets, width, seed)
-            else:
-                curves[name] = _quadratic_curve(name, pred, targets, points, terms)
+        wanted = (scores is None or name in scores) and (draws == 1 or name != "crps")
+        if not wanted or not registry[name].fits(pred):
+            continue
+        if name in ("nll", "accuracy"):
+            curves[name] = _drawn_curve(name, pred, points, terms(pred, targets), draws, seed)
+        else:
+            curves[name] = _quadratic_curve(name, pred, targets, points, draws, terms)
     for name, other in (ood or {}).items():
-        curves[f"auroc {name}"] = detection_curve(f"auroc {name}", pred, other.points()[0], seed)
+        score, other = f"auroc {name}", other.points()[0]
+        curves[score] = detection_curve(score, pred, other, draws, seed)
     return curves
 
 
-def can_tell(pred: Predictive) -> bool:
+def can_tell(pred: Predictive, draws: int = 1) -> bool:
     """Whether a prediction has enough members of equal weight, and a distribution of targets."""
-    enough = pred.size >= FEWEST and pred.weights is None
-    return enough and "loss" not in pred.likelihood.about.kinds
+    whole = pred.size >= FEWEST * draws and pred.size % draws == 0 and pred.weights is None
+    return whole and "loss" not in pred.likelihood.about.kinds
 
 
-def _check(pred: Predictive) -> None:
+def _check(pred: Predictive, draws: int) -> None:
+    if pred.size % draws:
+        raise DataError(f"{pred.size} members are not chains of {draws} draws, since some diverged")
+    if draws > 1 and pred.size < FEWEST * draws:
+        raise ConfigError(
+            f"what one more chain is worth can be told from {FEWEST} chains on, not from "
+            f"{pred.size // draws}; draw from a run of more members"
+        )
     if "loss" in pred.likelihood.about.kinds:
         raise ConfigError(
             "a custom loss has no distribution, so members cannot be averaged; "
@@ -298,11 +310,14 @@ def _subsets(members: int, size: int, most: int, random: np.random.Generator) ->
     return np.concatenate([random.permutation(members)[windows] for _ in range(most // members)])
 
 
-def _all_subsets(members: int, cost: int, seed: int) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """For each size its subsets, and the matrix [S, M] that averages them.
+def _all_subsets(
+    members: int, draws: int, cost: int, seed: int
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """For each size its subsets, and the matrix [S, K M] that averages them and their draws.
 
     Args:
         members: M.
+        draws: K, draws of each member.
         cost: numbers that one subset computes.
         seed: fixes the subsets.
     """
@@ -312,7 +327,8 @@ def _all_subsets(members: int, cost: int, seed: int) -> Iterator[tuple[np.ndarra
     for size in sizes.tolist():
         sets = _subsets(members, size, most, random)
         average = torch.zeros(len(sets), members, dtype=torch.float64)
-        yield sets, average.scatter_(1, torch.from_numpy(sets), 1 / size)
+        average.scatter_(1, torch.from_numpy(sets), 1 / (size * draws))
+        yield sets, average.repeat(1, draws)
 
 
 Scores = Callable[[Tensor, slice], Tensor]
@@ -320,12 +336,17 @@ Scores = Callable[[Tensor, slice], Tensor]
 
 
 def _drawn_curve(
-    score: str, pred: Predictive, points: _Points, scores: Scores, width: int, seed: int
+    score: str,
+    pred: Predictive,
+    points: _Points,
+    scores_and_width: tuple[Scores, int],
+    draws: int,
+    seed: int,
 ) -> SizeCurve:
     """The curve of a score that is a mean over data points, by averages over subsets."""
-    M, N = pred.size, len(pred)
+    N, (scores, width) = len(pred), scores_and_width
     each, subsets = [], []
-    for sets, average in _all_subsets(M, N * width, seed):
+    for sets, average in _all_subsets(pred.size // draws, draws, N * width, seed):
         of_points, of_sets = np.zeros(N), np.zeros(len(sets))
         rows = max(_BLOCK // (len(sets) * width), 1)
         for start in range(0, N, rows):
@@ -415,7 +436,9 @@ def _mixed(average: Tensor, values: Tensor) -> Tensor:
     return torch.tensordot(average.to(values), values, 1)
 
 
-def detection_curve(score: str, test: Predictive, ood: Predictive, seed: int = 0) -> SizeCurve:
+def detection_curve(
+    score: str, test: Predictive, ood: Predictive, draws: int = 1, seed: int = 0
+) -> SizeCurve:
     """The curve of AUROC: the mean over pairs of a test and an OOD point.
 
     Its covariance has a part of either set: of the share of the other set beyond each point.
@@ -425,6 +448,7 @@ def detection_curve(score: str, test: Predictive, ood: Predictive, seed: int = 0
         score: name of the curve.
         test: prediction for test data, every site a data point.
         ood: prediction of the same members for OOD data.
+        draws: as in `size_curves`.
         seed: fixes the random subsets.
     """
     check_pair(test, ood)
@@ -432,7 +456,7 @@ def detection_curve(score: str, test: Predictive, ood: Predictive, seed: int = 0
         raise DataError(f"test and OOD predictions have {test.size} and {ood.size} members")
     splits, parts, subsets = (test, ood), ([], []), []
     cost = (len(test) + len(ood)) * (test.members.shape[-1] + _SORTED)
-    for sets, average in _all_subsets(test.size, cost, seed):
+    for sets, average in _all_subsets(test.size // draws, draws, cost, seed):
         places = [np.zeros(len(split)) for split in splits]
         of_sets, rows = [], max(_BLOCK // cost, 1)
         for start in range(0, len(sets), rows):
@@ -473,7 +497,12 @@ Terms = tuple[Tensor, Tensor, Tensor]
 
 
 def _quadratic_curve(
-    score: str, pred: Predictive, y: Tensor, points: _Points, terms: Callable[..., Terms]
+    score: str,
+    pred: Predictive,
+    y: Tensor,
+    points: _Points,
+    draws: int,
+    terms: Callable[[Predictive, Tensor, int], Terms],
 ) -> SizeCurve:
     r"""The curve of $s(S) = \frac1m \sum_{i \in S} e_i + \frac1{m^2} \sum_{ij \in S} d_{ij}$.
 
@@ -484,9 +513,10 @@ def _quadratic_curve(
         pred: the prediction.
         y: targets.
         points: the data points.
+        draws: draws of each member.
         terms: from some data points to e, the diagonal of d, and the sums of its rows, [M, N] each.
     """
-    parts = pred.by_blocks(lambda part, y: torch.stack(terms(part, y)).movedim(-1, 0), y)
+    parts = pred.by_blocks(lambda part, y: torch.stack(terms(part, y, draws)).movedim(-1, 0), y)
     fixed, own, rows = parts.double().cpu().movedim(0, -1)
     M, sizes = len(own), _sizes(len(own))
     sums = [part.sum(0).numpy() for part in (fixed, own, rows - own)]
@@ -505,24 +535,25 @@ def _quadratic(members: int, size: int, fixed: Any, own: Any, pairs: Any) -> Any
     return fixed / members + mean
 
 
-def _products(errors: Tensor) -> Terms:
+def _products(errors: Tensor, draws: int) -> Terms:
     """The terms of the squared length of a mean of errors [M, N, K, C], the mean over K."""
+    errors = errors.unflatten(0, (draws, -1)).mean(0)
     own = errors.square().sum(-1).mean(-1)
     rows = (errors * errors.sum(0)).sum(-1).mean(-1)
     return torch.zeros_like(own), own, rows
 
 
-def _brier_terms(pred: Predictive, y: Tensor) -> Terms:
+def _brier_terms(pred: Predictive, y: Tensor, draws: int) -> Terms:
     probs = pred.member_probs().double()
     errors = probs - pred.likelihood.target_probs(y, probs.shape[-1])
-    return _products(errors.flatten(2, -2) if errors.ndim > 3 else errors.unsqueeze(2))
+    return _products(errors.flatten(2, -2) if errors.ndim > 3 else errors.unsqueeze(2), draws)
 
 
-def _square_terms(pred: Predictive, y: Tensor) -> Terms:
-    return _products((pred.member_means.double() - y).unsqueeze(-1))
+def _square_terms(pred: Predictive, y: Tensor, draws: int) -> Terms:
+    return _products((pred.member_means.double() - y).unsqueeze(-1), draws)
 
 
-def _ranked_terms(pred: Predictive, y: Tensor) -> Terms:
+def _ranked_terms(pred: Predictive, y: Tensor, draws: int) -> Terms:
     """CRPS = mean E|Y_i - y| - half the mean of E|Y_i - Y_j| over all pairs."""
     likelihood, M = pred.likelihood, pred.size
     error = likelihood.distance(pred.members, y).mean(-1)

@@ -145,7 +145,7 @@ def _grow_by_steps(
     split = _validation(run, data, changes)
     steps: list[dict[str, Any]] = []
     while True:
-        pred, (y, weight) = predict(run, split), parted(split.y)
+        pred, y, weight = predict(run, split).values_alone(*parted(split.y))
         curve = size_curves(pred, y, weight=weight, scores=("nll",))["nll"]
         members, one = run.ensemble.members, curve.gain(1)
         room = more if rule.most is None else min(more, rule.most - members)

@@ -89,6 +89,25 @@ def test_auroc_is_averaged_over_subsets():
             assert curve.values[m - 1] == pytest.approx(np.mean(each), abs=1e-12)
 
 
+def test_chains_of_draws_count_as_members():
+    """Member k M + c is draw k of chain c; a chain predicts by the mixture of its draws."""
+    for name in ("categorical", "gaussian", "soft labels"):
+        kind, outputs, y = CASES[name]
+        outputs = torch.cat([outputs, 0.5 * outputs.flip(0)])  # two draws of five chains
+        pred = Predictive(outputs, likelihoods.make(kind))
+        curves = size_curves(pred, y, ood={"far": pred[:20]}, draws=2)
+        assert "crps" not in curves and curves["nll"].members == 5
+        for score in curves.keys() - {"auroc far"}:
+            for m in (1, 2, 5):
+                sets = [{c, c + 5} for c in range(5)] if m == 1 else []
+                sets = sets or [{*s, *(c + 5 for c in s)} for s in combinations(range(5), m)]
+                each = [metrics.registry[score](of_subset(pred, s), y) for s in sets]
+                expected = np.mean(np.square(each) if score == "rmse" else each)
+                assert curves[score].values[m - 1] == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(ConfigError, match="from 3 chains on, not from 2"):
+        size_curves(of_subset(pred, range(4)), y, draws=2)
+
+
 def test_weights_and_ignored_targets_count_as_in_metrics():
     pred, y = case("gaussian")
     weight = torch.rand(30, dtype=torch.float64)
