@@ -183,6 +183,8 @@ def by_point(value: Any, rows: Tensor, points: int, fill: float, axis: int = 0) 
             )
         return rows if count == points > 1 else rows.unsqueeze(axis)
     owner = owner.to(rows.device)
+    if len(owner) != count == points:
+        return rows  # one row for every data point, such as a strain
     if len(owner) != count:
         raise DataError(
             f"the attribute `batch` of a {type(value).__name__} has {len(owner)} rows, "

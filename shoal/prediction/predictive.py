@@ -424,6 +424,17 @@ class Predictive:
         ndim = members.ndim - 2 if members.shape[-1] == 1 else None
         return Predictive(members, noise, self.weights, ndim)
 
+    def derivative_deviation(self) -> Tensor:
+        r"""Largest deviation of the members' derivatives in one row of an input, as an atom [B].
+
+        $\max_i \sqrt{\sum_m w_m \|g_{mi} - g_i\|^2}$ with the mean $g_i$ of row i over members. For
+        forces, members that disagree say that a structure is unlike the training data.
+        Zhang et al. (2019), arXiv 1810.11890.
+        """
+        each = self.of_derivatives.columns.member_means
+        rows = self.average((each - self.average(each)).square())
+        return rows.flatten(2).sum(-1).amax(1).sqrt()
+
     @cached_property
     def of_values(self) -> "Predictive":
         """The prediction without derivatives; itself if it has none."""

@@ -33,6 +33,7 @@ EXTRAS = {
     "evidence": "log evidence and member weights",
     "fidelity": "reference samples of the posterior",
     "botorch": "Bayesian optimisation",
+    "ase": "committees of interatomic potentials",
     "cluster": "jobs on a Slurm cluster",
 }
 """What each extra gives."""

@@ -10,6 +10,7 @@ from shoal.core.arguments import checked
 from shoal.core.errors import DataError
 from shoal.core.values import describe_value
 from shoal.data.batches.arrays import as_tensor
+from shoal.inference.likelihoods import WithDerivatives
 from shoal.prediction.metrics.metric import CLASSES, NUMBERS, OUTPUTS, Better, average, register
 from shoal.prediction.predictive import Predictive, prediction
 
@@ -77,11 +78,18 @@ _MEASURES: dict[str, tuple[Callable[[Tensor, Tensor], float], Better, str]] = {
 
 @checked(pred=prediction)
 def scores(pred: Predictive) -> dict[str, Tensor]:
-    """Every uncertainty score for OOD detection, each [B]; OOD data should score high."""
+    """Every uncertainty score for OOD detection, each [B]; OOD data should score high.
+
+    A prediction with derivatives also has their `derivative_deviation`.
+    """
+    slopes = {}
+    if isinstance(pred.likelihood, WithDerivatives):
+        slopes = {"derivative_deviation": pred.derivative_deviation()}
+        pred = pred.of_values
     pred = pred.points()[0]
     known = pred.likelihood.about.kinds
     fitting = {name: score for name, (score, kinds, _) in _SCORES.items() if {*kinds} & {*known}}
-    return {name: score(pred) for name, score in fitting.items()}
+    return {name: score(pred) for name, score in fitting.items()} | slopes
 
 
 def check_pair(test: Predictive, ood: Predictive) -> None:
