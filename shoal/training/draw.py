@@ -73,6 +73,7 @@ def draw(
     thin: int | None = None,
     batch_size: int | None = None,
     prior: WeightPrior | str | Mapping[str, Any] | None = None,
+    cache: bool = False,
     seed: int = 0,
     device: torch.device | str | None = None,
     precision: str = "float32",
@@ -104,6 +105,8 @@ def draw(
         thin: steps from draw to draw. None is 2, for mini-batches a quarter of an epoch.
         batch_size: data points of a mini-batch; None for the run's batch size.
         prior: the prior, if it is another than that of the run.
+        cache: compute features that all members have in common once, as in `shoal.fit`; for heads
+            and adapters behind a frozen trunk.
         seed: fixes all random numbers.
         device: device of the chains; None for that of the members.
         precision: type of stored draws: "float32", "bfloat16" or "float64".
@@ -124,6 +127,8 @@ def draw(
         chains = _chains(run, device)
         batches = _batches(run, data, chains, batch_size, sampler.whole)
         density, target = _density(run, chains, batches, prior, sampler.whole)
+        if cache:
+            density.cache(batches.batch_size if isinstance(batches, ArrayBatches) else PIECE)
         plan = _Plan.of(sampler, density, batches, draws, warmup, thin, seed)
         config = _config(run, chains, plan, precision, prior)
         if batch_size is not None:

@@ -154,3 +154,32 @@ def test_the_density_is_that_of_autograd(pieces):
     away = value - exact.detach()
     torch.testing.assert_close(away, away.mean().expand(3), rtol=0, atol=1e-6)  # one constant
     torch.testing.assert_close(gradient, by_autograd, rtol=1e-7, atol=1e-6)
+
+
+class Headed(nn.Module):
+    """A frozen trunk that all members share, and a head of their own."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.trunk = nn.Linear(COLUMNS, 4)
+        with torch.no_grad():
+            self.trunk.weight.normal_(generator=generator)
+            self.trunk.bias.zero_()
+        self.trunk.requires_grad_(False)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.trunk(x)))
+
+
+@pytest.mark.parametrize("sampler", ["mclmc", "sghmc"])
+def test_cached_features_change_no_draw_of_a_head(sampler):
+    x, y = problem()
+    likelihood = shoal.likelihoods.Gaussian(NOISE)
+    settings = {"likelihood": likelihood, "method": "ensemble", "steps": 3, "progress": False}
+    run = shoal.fit(shoal.Ensemble.init(Headed, 3), (x, y), **settings)
+    plain, cached = (drawn(run, sampler=sampler, cache=each, **LENGTHS) for each in (False, True))
+    assert set(plain.ensemble.weights) == {"head.weight", "head.bias"}
+    for name, tensor in plain.ensemble.weights.items():
+        torch.testing.assert_close(cached.ensemble.weights[name], tensor, rtol=1e-4, atol=1e-5)

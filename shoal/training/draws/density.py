@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from shoal.core.differentiate import pull_back
+from shoal.core.errors import ConfigError
 from shoal.core.tree import rows
 from shoal.core.types import Tree
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches
 from shoal.engine.resources.plan import default_runner
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.posterior import Posterior, total_weight
+from shoal.training.loop.cached_features import behind_features
 
 __all__ = ["FlatWeights", "PosteriorDensity"]
 
@@ -90,7 +92,7 @@ class PosteriorDensity(FlatWeights):
         super().__init__(ensemble)
         self.posterior, self.batches, self.whole = posterior, batches, whole
         self.sites, self.points = sites, float(posterior.n)
-        self._heat = posterior.temperature
+        self._heat, self._moving = posterior.temperature, ensemble
         self.mapping = default_runner(ensemble.groups, ensemble.device)
         self._place = -1
         self._waiting: Iterator[Any] = iter(())
@@ -98,10 +100,10 @@ class PosteriorDensity(FlatWeights):
     def __call__(self, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """See `samplers.Density`."""
         self.write(x)
-        self.ensemble.train(False)
-        weights, likelihood, gradient = self.ensemble.weights, x.new_zeros(len(x)), None
+        self._moving.train(False)
+        weights, likelihood, gradient = self._moving.weights, x.new_zeros(len(x)), None
         for (inputs, targets), share in self._batches(step):
-            outputs = self.ensemble(inputs, self.mapping)
+            outputs = self._moving(inputs, self.mapping)
             each = self.posterior.log_likelihood(outputs, targets)
             likelihood = likelihood.add(each.detach(), alpha=share)
             flat = self.read(pull_back(each, torch.ones_like(each), weights))
@@ -110,6 +112,16 @@ class PosteriorDensity(FlatWeights):
         prior, score = self._prior()
         log_density = self.points * likelihood + prior
         return log_density / self._heat, gradient.mul_(self.points).add_(score).div_(self._heat)
+
+    def cache(self, size: int) -> None:
+        """Compute what all members have in common once, and go on behind these features."""
+        if len(self.ensemble.groups) > 1:
+            raise ConfigError(
+                "features cannot be cached: the members have several architectures; leave cache out"
+            )
+        seed = self.batches.seed
+        moving, self.batches = behind_features(self.ensemble, self.batches, size, seed, mode=False)
+        self._moving = moving
 
     @torch.no_grad()
     def _prior(self) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.priors import FunctionalPrior
 from shoal.training.options.settings import Settings
 
-__all__ = ["cached"]
+__all__ = ["behind_features", "cached"]
 
 
 def cached(
@@ -27,12 +27,23 @@ def cached(
     A loader is read once.
     """
     _check(ensemble, settings)
+    return behind_features(ensemble, batches, settings.options.batch_size, settings.options.seed)
+
+
+def behind_features(
+    ensemble: Ensemble,
+    batches: ArrayBatches | LoaderBatches,
+    batch_size: int,
+    seed: int,
+    mode: bool = True,
+) -> tuple[Ensemble, ArrayBatches]:
+    """See `cached`; `mode` tells whether the networks run in training mode."""
     training = ensemble.training
-    ensemble.train()
+    ensemble.train(mode)
     try:
         group = ensemble.groups[0]
         first, _ = batches.first()
-        size = min(settings.options.batch_size, batches.n)
+        size = min(batch_size, batches.n)
         if isinstance(batches, LoaderBatches):
             size = len(first)
         trunk = divide(group, first, sorted({size, batches.n % size} - {0}))
@@ -41,7 +52,7 @@ def cached(
         ensemble.train(training)
     rest = ensemble.slice_members(0, ensemble.members)
     rest.groups, rest.alive = [trunk.group], ensemble.alive
-    return rest, ArrayBatches(features, y, size, settings.options.seed)
+    return rest, ArrayBatches(features, y, size, seed)
 
 
 def _check(ensemble: Ensemble, settings: Settings) -> None:
