@@ -18,6 +18,7 @@ __all__ = [
     "mul_each",
     "per_member",
     "rows",
+    "spaced",
 ]
 
 Spans = Sequence[slice] | None
@@ -121,3 +122,14 @@ def mul_each(ours: Sequence[Tensor], factor: Tensor | Sequence[float]) -> list[T
     [tensor([2.]), tensor([3.])]
     """
     return list(_torch._foreach_mul(list(ours), factor))
+
+
+def spaced(total: int, most: int) -> list[int]:
+    """At most so many of the numbers 0 to total - 1, evenly spaced from the first to the last.
+
+    >>> spaced(9, 3), spaced(2, 3)
+    ([0, 4, 8], [0, 1])
+    """
+    if total <= most:
+        return list(range(total))
+    return [round(place * (total - 1) / max(most - 1, 1)) for place in range(most)]

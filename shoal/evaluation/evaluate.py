@@ -47,6 +47,7 @@ from shoal.inference.likelihoods import Task, task_of
 from shoal.prediction import metrics, predict
 from shoal.prediction.metrics.calibration import AccuracyConfidence, Reliability
 from shoal.prediction.metrics.regression import in_units
+from shoal.prediction.metrics.similarity import compared_members
 from shoal.prediction.predictive import ArrayLike, Predictive
 from shoal.prediction.worth import SizeCurve, can_tell, detection_curve, size_curves
 from shoal.training.folder.own_data import again
@@ -526,7 +527,8 @@ def _gallery(x: Tensor, quantities: dict[str, Tensor], count: int) -> dict[str, 
 
 
 def _members(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
-    """Differences between members: accuracy of each, disagreement of each pair."""
+    """Differences between members: accuracy of each, disagreement of each pair; 64 at most."""
+    pred = compared_members(pred)
     if not pred.likelihood.about.has_classes:
         return {"test/affinity": metrics.affinity(pred).float()}
     correct = pred.member_labels() == pred.likelihood.labels(pred.check(y))

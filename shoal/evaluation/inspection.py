@@ -16,6 +16,7 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.network_pass import PassContext, forward_with_gradients
 from shoal.interaction.spaces import InputGradients, Normalised
+from shoal.prediction.metrics.similarity import COMPARED as MEMBERS
 
 __all__ = [
     "AttentionMaps",
@@ -146,19 +147,20 @@ def gradient_similarity(
 
 
 COMPARED = 64
-"""Number of test inputs on which input gradients are compared."""
+"""Number of test inputs on which input gradients are compared; of at most `MEMBERS` members."""
 
 SHOWN = 3
 """Number of images whose class-activation maps are kept."""
 
 
 def gradient_samples(run: Any, split: Split) -> dict[str, Tensor]:
-    """Similarity of the members' input gradients; empty if inputs have no gradients."""
+    """Similarity of at most 64 members' input gradients; empty if inputs have no gradients."""
     if split.y is None or run.ensemble.members < 2 or isinstance(split.x, Opaque):
         return {}
     x, y = split.x[:COMPARED], split.y[:COMPARED]
+    ensemble = run.ensemble.spaced(MEMBERS)
     try:
-        matrix = gradient_similarity(run.ensemble, x, y, run.likelihood)
+        matrix = gradient_similarity(ensemble, x, y, run.likelihood)
     except DataError:
         return {}
     return {"test/gradient_similarity": matrix.float().cpu()}
@@ -176,7 +178,7 @@ def attention_samples(run: Any, split: Split) -> dict[str, Tensor]:
     if not labels or not is_image(split.x) or run.ensemble.members < 2:
         return {}
     try:
-        attention = attention_maps(run.ensemble, split.x[:COMPARED], y[:COMPARED])
+        attention = attention_maps(run.ensemble.spaced(MEMBERS), split.x[:COMPARED], y[:COMPARED])
     except DataError:
         return {}
     kept = {

@@ -23,13 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal.core.arguments import flag, list_of, text, whole_64_bits, whole_or_zero
+from shoal.core.arguments import flag, list_of, text, whole, whole_64_bits, whole_or_zero
 from shoal.core.devices import usable_device
 from shoal.core.display.notebook import facts_html
 from shoal.core.errors import ConfigError, DataError, OutOfRange, ShoalWarning
 from shoal.core.storage.disk import checked_path
 from shoal.core.storage.files import read_tensors, write_tensors
 from shoal.core.structure import Inputs
+from shoal.core.tree import spaced
 from shoal.core.types import Tree
 from shoal.core.values import describe_value
 from shoal.engine.members.group import Group
@@ -384,6 +385,27 @@ class Ensemble:
         part.groups, part.builds, part.training = groups, builds, self.training
         part.alive, part.first = self.alive[start:stop], self.first + start
         part.seed, part.offload = self.seed, self.offload
+        return part
+
+    def spaced(self, most: int) -> "Ensemble":
+        """At most so many members, evenly spaced; a copy, or the ensemble itself if it has fewer.
+
+        >>> Ensemble.init(lambda: nn.Linear(3, 2), members=9).spaced(3).members
+        3
+        """
+        if self.members <= whole("most", most):
+            return self
+        chosen = torch.tensor(spaced(self.members, most))
+        groups, builds, first = [], [], 0
+        for group, build in zip(self.groups, self.builds, strict=True):
+            inside = (chosen >= first) & (chosen < first + group.members)
+            if inside.any():
+                groups.append(group.choose(chosen[inside] - first, self.device))
+                builds.append(build)
+            first += group.members
+        part = self.slice_members(0, most)
+        part.groups, part.builds, part.offload = groups, builds, None
+        part.alive, part.first = self.alive[chosen.to(self.device)], 0
         return part
 
     def repeated(self, count: int, weights: Tree) -> "Ensemble":

@@ -444,3 +444,15 @@ def test_a_file_that_is_no_ensemble(tmp_path):
     path.write_bytes(b"not tensors at all")
     with pytest.raises(ShoalError):
         shoal.Ensemble.load(path, BUILDS["mlp"])
+
+
+def test_spaced_members_are_copies_of_evenly_spaced_ones():
+    builds = [(lambda: nn.Linear(3, 2), 4), (lambda: nn.Sequential(nn.Linear(3, 2)), 3)]
+    ensemble = shoal.Ensemble.init(builds)
+    ensemble.alive[3] = False
+    few, x = ensemble.spaced(3), torch.randn(5, 3)
+    assert few.alive.tolist() == [True, False, True] and ensemble.spaced(7) is ensemble
+    torch.testing.assert_close(few(x), ensemble(x)[[0, 3, 6]])
+    with torch.no_grad():
+        next(iter(few.weights.values())).zero_()
+    assert bool(ensemble(x)[0].any())

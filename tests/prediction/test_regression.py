@@ -6,7 +6,7 @@ import torch
 from scipy import integrate, stats
 
 from shoal.core.errors import ConfigError
-from shoal.inference.likelihoods import Gaussian, HeteroscedasticGaussian
+from shoal.inference.likelihoods import Gaussian, HeteroscedasticGaussian, LogNormal
 from shoal.prediction import Predictive
 from shoal.prediction.metrics import coverage, crps, nll, pit, registry, rmse, sharpness
 
@@ -85,3 +85,37 @@ def test_coverage_uses_the_mixture_and_not_a_gaussian_of_its_moments():
 def test_the_level_is_a_fraction(level):
     with pytest.raises(ConfigError, match="between 0 and 1"):
         coverage(mixture(), [0.0] * 4, level)
+
+
+def many_members(kind, members=300, points=2):
+    """Members as chains give them: alike, of different noise, in separate modes, or narrow."""
+    generator = torch.Generator().manual_seed(1)
+    mean, log_std = torch.randn(2, members, points, 1, generator=generator, dtype=torch.float64)
+    factors = {"alike": (0.3, 0.0), "noisy": (1, 0.7), "narrow": (1, 0), "modes": (0.5, 0.3)}
+    spread, uneven = factors[kind]
+    mean = spread * mean + (
+        20 * torch.arange(members).view(-1, 1, 1) % 60 if kind == "modes" else 0
+    )
+    std = (uneven * log_std).exp() * (0.02 if kind == "narrow" else 1)
+    return mean, std.square()
+
+
+CLOSE = {"rtol": 1e-4, "atol": 0}
+
+
+@pytest.mark.parametrize("kind", ["alike", "noisy", "narrow", "modes"])
+@pytest.mark.parametrize("likelihood", [HeteroscedasticGaussian(), LogNormal()])
+def test_distances_of_many_members_are_those_of_all_pairs(likelihood, kind, monkeypatch):
+    mean, variance = many_members(kind)
+    scale = 0.1 if isinstance(likelihood, LogNormal) else 1.0
+    outputs = torch.cat([scale * mean, (scale**2 * variance).expm1().log()], -1)
+    weights = None
+    if kind in ("noisy", "modes"):
+        weights = torch.linspace(0, 1, len(mean), dtype=torch.float64).softmax(0)
+    many = (likelihood.distances_to_mixture, likelihood.mixture_distance)
+    found, whole = (distance(outputs, weights) for distance in many)
+    for module in ("likelihood", "real_targets"):
+        monkeypatch.setattr(f"shoal.inference.likelihoods.{module}.PAIRED", len(mean))
+    torch.testing.assert_close(whole, likelihood.mixture_distance(outputs, weights), **CLOSE)
+    pairs = likelihood.distances_to_mixture(outputs, weights)
+    torch.testing.assert_close(found, pairs, rtol=1e-2, atol=0)

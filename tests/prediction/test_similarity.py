@@ -5,9 +5,11 @@ import torch
 from scipy import integrate, stats
 
 from shoal.core.errors import ConfigError
+from shoal.core.tree import spaced
 from shoal.inference.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from shoal.prediction import Predictive
 from shoal.prediction.metrics import affinity, effective_functions, pairwise_disagreement
+from shoal.prediction.metrics.similarity import compared_members, effective_number
 
 
 def certain(labels):
@@ -81,3 +83,23 @@ def test_affinity_is_a_positive_semidefinite_matrix_with_unit_diagonal(likelihoo
     torch.testing.assert_close(S.diagonal(), torch.ones(8, dtype=torch.float64))
     assert float(torch.linalg.eigvalsh(S).min()) > -1e-12
     assert 1 < effective_functions(Predictive(outputs, likelihood)) < 8
+
+
+def test_many_members_are_compared_by_evenly_spaced_ones():
+    pred = certain([[k % 4, k // 4 % 4] for k in range(320)])  # sixteen functions
+    whole = effective_number(affinity(pred))
+    assert effective_functions(pred) == pytest.approx(whole, rel=0.02)
+    few = compared_members(pred)
+    assert few.size == 64 and affinity(pred).shape == (320, 320)
+    weights = torch.zeros(320).double()
+    weights[[3, 200]] = torch.tensor([0.75, 0.25]).double()
+    few = compared_members(Predictive(pred.members, Categorical(), weights))
+    assert few.weights is None and few.size == 64
+    kept = (few.members == pred.members[3]).flatten(1).all(1).double().mean()
+    assert float(kept) == pytest.approx(0.75, abs=0.02)
+
+
+@pytest.mark.parametrize(("chains", "draws"), [(5, 1000), (5, 1280), (8, 800), (3, 40)])
+def test_spaced_draws_come_from_all_chains_alike(chains, draws):
+    counts = torch.tensor(spaced(chains * draws, 64)).remainder(chains).bincount()
+    assert len(counts) == chains and int(counts.max() - counts.min()) <= 8

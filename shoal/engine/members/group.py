@@ -369,6 +369,16 @@ class Group:
         buffers = {n: t[start:stop] for n, t in self.buffers.items()}
         return replace(self, weights=weights, buffers=buffers)
 
+    def choose(self, members: Tensor, device: torch.device) -> "Group":
+        """Copies of the members with these numbers [m], on a device."""
+        trees = self.weights, self.buffers
+        weights, buffers = (
+            {name: t.detach()[members.to(t.device)].to(device) for name, t in tree.items()}
+            for tree in trees
+        )
+        weights = {name: tensor.requires_grad_() for name, tensor in weights.items()}
+        return replace(self, weights=weights, buffers=buffers)
+
     def member(self, index: int) -> nn.Module:
         """An ordinary module with the tensors of one member."""
         own = {name: stacked[index] for name, stacked in (self.weights | self.buffers).items()}

@@ -1,7 +1,7 @@
 """The interface of a likelihood, which defines the task of the targets."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
@@ -13,6 +13,7 @@ from shoal.core.registry import Registry
 from shoal.data.dataset import Scaling
 
 __all__ = [
+    "PAIRED",
     "Likelihood",
     "Task",
     "as_columns",
@@ -30,6 +31,12 @@ _SMALLEST = torch.finfo(torch.float64).tiny
 
 _REACH, _PLACES = 9.0, 181
 """Standard deviations, as sinh of the first number, and places of the integral over targets."""
+
+PAIRED = 256
+"""Most Gaussian members whose expected distances are summed over all pairs."""
+
+_TAIL, _PER_WIDTH, _FEWEST, _MOST = 8.5, 1.5, 65, 257
+"""Standard deviations beyond the means, places per standard deviation, and how many in all."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +198,9 @@ class Likelihood:
 
     def mixture_distance(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
         """E|Y - Y'| of two targets of the mixture [B, *S, K], of members [M, B, *S, C]."""
+        if len(outputs) > PAIRED and (known := self.gaussian_members(outputs)) is not None:
+            places = _at_places(*known, shares_of(known[0], weights))
+            return sum(((1 - below.square()) * size for _, below, size in places), torch.zeros(()))
         each = self.distances_to_mixture(outputs, weights)
         return weighted(shares_of(each, weights), each)
 
@@ -198,8 +208,13 @@ class Likelihood:
         r"""E|Y_i - Y'| of a target of each member and one of the mixture [M, B, *S, K].
 
         By default that of Gaussians; for other kinds $\int F_i (1 - F) + F (1 - F_i)$, by the
-        trapezoidal rule in u of y = mean + std sinh u.
+        trapezoidal rule in u of y = mean + std sinh u. More than 256 Gaussian or log-normal members
+        take the integral, too. Its relative error is below 1e-4 for the mixture and 1e-2 for one
+        member, and 3 % if some members lie thousands of standard deviations away.
         """
+        if len(outputs) > PAIRED and (known := self.gaussian_members(outputs)) is not None:
+            places = _at_places(*known, shares_of(known[0], weights))
+            return sum(((1 - each * below) * size for each, below, size in places), torch.zeros(()))
         mean, variance = (moment.double() for moment in self.moments(outputs))
         shares = shares_of(mean, weights)
         if "gaussian" in self.about.kinds:
@@ -215,6 +230,16 @@ class Likelihood:
             below = weighted(shares, each)
             total += (each * (1 - below) + below * (1 - each)) * math.cosh(u)
         return width * total * (places[1] - places[0])
+
+    def gaussian_members(self, outputs: Tensor) -> tuple[Tensor, Tensor, bool] | None:
+        """Means and variances of members whose y, or log y if True, is Gaussian; None for others.
+
+        In double precision.
+        """
+        if "gaussian" not in self.about.kinds:
+            return None
+        mean, variance = self.moments(outputs)
+        return mean.double(), variance.double(), False
 
     def ranked_score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """CRPS of each column under each member [..., K]: E|Y - y| - E|Y - Y'| / 2."""
@@ -413,3 +438,34 @@ def gaussian_distance(shift: Tensor, variance: Tensor) -> Tensor:
     scale = variance.sqrt()
     density = (-0.5 * shift.square() / variance).exp() / math.sqrt(2 * math.pi)
     return 2 * scale * density + shift * torch.special.erf(shift / (scale * math.sqrt(2)))
+
+
+def _at_places(
+    mean: Tensor, variance: Tensor, logs: bool, shares: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    r"""For places y of an integral: 2 F_i - 1 [M, ...] and 2 F - 1 of Gaussians, and dy / 2.
+
+    The trapezoidal rule in u of y = middle + width sinh u. Its error vanishes exponentially in the
+    places per standard deviation, so few places are enough.
+
+    Args:
+        mean: means [M, ...].
+        variance: variances [M, ...].
+        logs: the moments are those of log y, and dy is of y.
+        shares: weights of the members [M].
+    """
+    std = variance.clamp_min(_SMALLEST).sqrt()
+    middle = weighted(shares, mean)
+    width = weighted(shares, (mean - middle).abs() + std)
+    top = mean + variance if logs else mean  # y times a Gaussian of log y is a shifted Gaussian
+    ends = (mean - _TAIL * std).amin(0), (top + _TAIL * std).amax(0)
+    low, high = (((end - middle) / width).asinh() for end in ends)
+    needed = (high - low) * _PER_WIDTH * width * weighted(shares, 1 / std)
+    count = int(needed.nan_to_num(_MOST).amax().clamp(_FEWEST, _MOST))
+    step, scale = (high - low) / (count - 1), math.sqrt(0.5) / std
+    for place in range(count):
+        u = low + place * step
+        y = middle + width * u.sinh()
+        each = ((y - mean) * scale).erf_()
+        size = width * u.cosh() * step / 2
+        yield each, weighted(shares, each), size * y.exp() if logs else size

@@ -20,6 +20,7 @@ from shoal.data.dataset import Scaling, standardise
 from shoal.inference.likelihoods.counts import log_rate
 from shoal.inference.likelihoods.incomplete_beta import student_cdf
 from shoal.inference.likelihoods.likelihood import (
+    PAIRED,
     Likelihood,
     Task,
     as_columns,
@@ -585,6 +586,8 @@ class LogNormal(NoisePerInput):
 
     def distances_to_mixture(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
         """E|Y_i - Y'| of a target of each member and one of the mixture [M, B, *S, K]."""
+        if len(outputs) > PAIRED:
+            return super().distances_to_mixture(outputs, weights)
         outputs = outputs.double()
         (m, v), mean = self.log_moments(outputs), self.mean(outputs)
         shares, rows = shares_of(m, weights), []
@@ -593,6 +596,10 @@ class LogNormal(NoisePerInput):
             pair = each * torch.special.erf((mi - m + vi) / total)
             rows.append(weighted(shares, pair + mean * torch.special.erf((m - mi + v) / total)))
         return torch.stack(rows)
+
+    def gaussian_members(self, outputs: Tensor) -> tuple[Tensor, Tensor, bool]:
+        """Means and variances of log y under each member, and True."""
+        return *self.log_moments(outputs.double()), True
 
     @property
     def unit(self) -> Tensor | float:

@@ -1,14 +1,43 @@
 """Similarity of members: pairwise disagreement, affinity, effective number of functions."""
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from shoal.core.arguments import checked
+from shoal.core.tree import spaced
 from shoal.prediction.metrics.metric import OUTPUTS, register
 from shoal.prediction.mixture import blocks
 from shoal.prediction.predictive import ArrayLike, Predictive, prediction
 
-__all__ = ["affinity", "effective_functions", "effective_number", "pairwise_disagreement"]
+__all__ = [
+    "COMPARED",
+    "affinity",
+    "compared_members",
+    "effective_functions",
+    "effective_number",
+    "pairwise_disagreement",
+]
+
+COMPARED = 64
+"""Most members that an evaluation compares in pairs."""
+
+
+def compared_members(pred: Predictive) -> Predictive:
+    """The prediction of at most 64 members: of more, evenly spaced ones stand for all.
+
+    Members with weights are spaced evenly in the sum of the weights, and then count equally.
+    """
+    if pred.size <= COMPARED:
+        return pred
+    chosen: Any = spaced(pred.size, COMPARED)
+    if pred.weights is not None:
+        levels = torch.linspace(0, 1, COMPARED, dtype=torch.float64)
+        chosen = torch.searchsorted(pred.weights.double().cpu().cumsum(0), levels)
+        chosen = chosen.clamp_max(pred.size - 1).tolist()
+    return replace(pred, members=pred.members[chosen], weights=None)
 
 
 @checked(pred=prediction)
@@ -44,7 +73,10 @@ def effective_functions(pred: Predictive, y: ArrayLike | None = None) -> float:
     $\sqrt{w_i w_j}\, S_{ij}$, where S is the `affinity` of the members and the weights w are 1/M
     unless given. The eigenvalues sum to 1; M members that exclude each other give 1/M each.
     Friedman & Dieng (2022), arXiv 2210.02410, with the affinity as the similarity.
+
+    Of more than 64 members, 64 evenly spaced ones are compared; the number is then at most 64.
     """
+    pred = compared_members(pred)
     return effective_number(affinity(pred), pred.weights)
 
 
