@@ -36,6 +36,7 @@ __all__ = [
     "last_epochs",
     "member_seconds",
     "titled",
+    "unit_of",
     "worth",
 ]
 
@@ -82,16 +83,18 @@ class Worth:
             or "rmse", and "auroc NAME" of each OOD set.
         seconds: measured training time of one member; NaN if it is not known.
         beside: alternatives that were measured.
+        unit: what is counted: "member", or "chain" for a run of draws.
     """
 
     data: str
     curves: Mapping[str, SizeCurve]
     seconds: float = math.nan
     beside: tuple[Alternative, ...] = ()
+    unit: str = "member"
 
     @property
     def members(self) -> int:
-        """Number of finite members at hand."""
+        """Number of finite members, or chains, at hand."""
         return self.curves["nll"].members
 
     @property
@@ -120,7 +123,8 @@ class Worth:
     def sentence(self, more: int | float = 1) -> str:
         """What `more` new members add to the NLL, and how long they train."""
         gain = self.gain(more)
-        members = "any number of members" if math.isinf(more) else counted(int(more), "more member")
+        limit = f"infinitely many {self.unit}s"
+        members = limit if math.isinf(more) else counted(int(more), f"more {self.unit}")
         price = more * self.seconds
         spent = f", for {cost(price)}" if math.isfinite(price) else ""
         change = f"lower by {plus_minus(gain.value, gain.error)}"
@@ -133,12 +137,10 @@ class Worth:
         """How the averages over subsets were made."""
         curve, total = self.curves["nll"], 2**self.members - 1
         if curve.subsets == total:
-            return f"Averages are over all {total:,} subsets of the members."
+            return f"Averages are over all {total:,} subsets of the {self.unit}s."
         error = number(float(curve.drawn.max()))
-        return (
-            f"Averages are over {curve.subsets:,} subsets of the members, all of one size or drawn "
-            f"at random, which adds an error of {error} nats at most."
-        )
+        drawn = f"{curve.subsets:,} subsets of the {self.unit}s: all of a size, or random ones"
+        return f"Averages are over {drawn}. Drawing adds an error of {error} nats at most."
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -163,8 +165,8 @@ class Worth:
         return rows
 
     def __repr__(self) -> str:
-        about = f"{counted(self.members, 'member')}, {self.points} points of {self.data}"
-        parts = [f"Worth of more members: {about}", self._sizes_table(), self._gains_table()]
+        about = f"{counted(self.members, self.unit)}, {self.points} points of {self.data}"
+        parts = [f"Worth of more {self.unit}s: {about}", self._sizes_table(), self._gains_table()]
         parts += [self._beside_table()] if self.beside else []
         return "\n\n".join([*parts, self.how])
 
@@ -173,7 +175,7 @@ class Worth:
         sizes = self.curves["nll"].sizes
         chosen = np.unique(np.linspace(0, len(sizes) - 1, min(len(sizes), 8)).round().astype(int))
         rows = [[str(int(sizes[k])), *(number(float(v[k]), 5e-4) for v in shown)] for k in chosen]
-        return table(rows, ["members", *map(titled, self.curves)])
+        return table(rows, [f"{self.unit}s", *map(titled, self.curves)])
 
     def _gains_table(self) -> str:
         rows = []
@@ -194,7 +196,7 @@ class Worth:
     def _repr_html_(self) -> str:
         facts = {f"+{more}": self.sentence(more) for more in STEPS}
         facts |= {each.name: _told(each) for each in self.beside}
-        title = f"What is one more member worth? ({self.points} points of {self.data})"
+        title = f"What is one more {self.unit} worth? ({self.points} points of {self.data})"
         return facts_html(title, facts | {"averages": self.how}, self._figure())
 
     def _figure(self) -> str:
@@ -209,7 +211,7 @@ class Worth:
                 [*blank, *then], BLUE, dashed=True, low=[*blank, *low], high=[*blank, *high]
             ),
         }
-        return curves_svg(curves, "members", (1, 2 * M), "nats per data point")
+        return curves_svg(curves, f"{self.unit}s", (1, 2 * M), "nats per data point")
 
 
 def _ends(gains: Sequence[Gain]) -> tuple[list[float], list[float]]:
@@ -267,7 +269,7 @@ def worth(
         theirs = theirs.values_alone(parted(test.y)[0])[0]
         measured.append(_compared(name, run, other, pred, theirs, y, weight))
     seconds = member_seconds(run.config, run.provenance)
-    return Worth(dataset.name, curves, seconds, tuple(measured))
+    return Worth(dataset.name, curves, seconds, tuple(measured), unit_of(run.config))
 
 
 def _named(beside: Any) -> Iterator[tuple[str, Run]]:
@@ -306,6 +308,11 @@ def member_seconds(config: Mapping[str, Any], provenance: Mapping[str, Any]) -> 
     trained = int(config.get("members") or 0) // draws - int(config.get("frozen") or 0)
     spent = provenance.get("seconds") or math.nan
     return float(spent) / trained if trained > 0 else math.nan
+
+
+def unit_of(config: Mapping[str, Any]) -> str:
+    """What subsets are made of: members, or the chains of a run of draws."""
+    return "chain" if config.get(DRAWS) else "member"
 
 
 def last_epochs(history: Sequence[Mapping[str, Any]]) -> Alternative | None:

@@ -110,7 +110,9 @@ class SizeCurve:
             size: number of members m, also beyond M.
         """
         if size > self.members:
-            return float(self._scored(_functional(self.sizes, [size]) @ self.values)[0])
+            return float(
+                self._scored(_functional(self.sizes, [size], self.members) @ self.values)[0]
+            )
         places = 1 / self.sizes[::-1]
         return float(self._scored(np.interp(1 / size, places, self.values[::-1])))
 
@@ -118,12 +120,12 @@ class SizeCurve:
         """The expected gain of `more` new members, which may be `math.inf`, with its interval."""
         M, sign = self.members, -1.0 if self.better == "higher" else 1.0
         targets, share = [M, M + more], 1.0 if math.isinf(more) else more / (M + more)
-        rows = _functional(self.sizes, targets)
+        rows = _functional(self.sizes, targets, M)
         ends = rows @ self.values
         value = sign * float(-np.diff(self._scored(ends))[0])
         slope = self._slopes(ends)[:, None] * rows
         slope = slope[0] - slope[1]
-        others = self.left_out @ _functional(self.sizes[:-1], targets).T
+        others = self.left_out @ _functional(self.sizes[:-1], targets, M).T
         others = -sign * np.diff(self._scored(others), axis=1)[:, 0]
         alone = sign * self._scored(self.left_out[:, -1])
         by_points = max(float(slope @ self.cov @ slope), 0.0)  # rounding may make 0 negative
@@ -184,12 +186,12 @@ def _jackknife(values: np.ndarray) -> float:
     return (len(values) - 1) * float(values.var())
 
 
-def _functional(sizes: np.ndarray, targets: list[float]) -> np.ndarray:
+def _functional(sizes: np.ndarray, targets: list[float], members: int) -> np.ndarray:
     """Weights [T, K] that turn the values of a curve into those of its fit at other sizes.
 
     Least squares with weights m²: terms that the fit leaves out matter at small sizes.
     """
-    powers = np.arange(3 if len(sizes) >= _CURVED - 1 else 2)
+    powers = np.arange(3 if members >= _CURVED else 2)
     design, wanted = (np.asarray(m, float)[:, None] ** -powers for m in (sizes, targets))
     return wanted @ np.linalg.pinv(design * sizes[:, None]) * sizes
 

@@ -58,6 +58,19 @@ def test_longer_training_and_other_runs_stand_beside(run):
     assert last_epochs(other.history) is None
 
 
+def test_a_run_of_draws_counts_its_chains(run):
+    drawn = shoal.draw(run, points(), draws=3, warmup=20, thin=1, progress=False)
+    found = run.worth(TEST, beside={"draws": drawn})
+    assert found.beside[-1].name == "draws" and found.beside[-1].seconds == pytest.approx(
+        drawn.provenance["seconds"] - run.provenance["seconds"]
+    )
+    of_chains = drawn.worth(TEST)
+    scores = shoal.evaluate(shoal.predict(drawn, TEST[0]), TEST[1])
+    assert of_chains.members == 4 and of_chains.curves["nll"].at(4) == pytest.approx(scores["nll"])
+    assert "2 more chains" in of_chains.sentence(2)
+    assert of_chains.seconds == pytest.approx(drawn.provenance["seconds"] / 4)
+
+
 def test_weights_of_points_count(run):
     weight = torch.arange(50.0)
     weighted = run.worth((*TEST, weight)).curves["nll"].at(4)

@@ -168,7 +168,7 @@ def curve_of(values, members, score="nll"):
     return SizeCurve(score, sizes, values, left, np.zeros((members,) * 2), nothing, 0, 100)
 
 
-@pytest.mark.parametrize("members", [3, 5, 10])
+@pytest.mark.parametrize("members", [3, 4, 5, 10])
 def test_the_fit_recovers_a_known_curve(members):
     c = 0.05 if members >= 5 else 0.0
 

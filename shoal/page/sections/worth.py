@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from shoal import plots
 from shoal.core.display.text import counted, number, plus_minus
 from shoal.evaluation.evaluate import stored_curves
-from shoal.evaluation.worth import Worth, cost, interval, last_epochs, member_seconds, titled
+from shoal.evaluation.worth import (
+    Worth,
+    cost,
+    interval,
+    last_epochs,
+    member_seconds,
+    titled,
+    unit_of,
+)
 from shoal.page.blocks import (
     Block,
     Figure,
@@ -40,20 +48,21 @@ def worth_section(report_data: ReportData) -> Section | None:
     blocks += rest_folded(_figures(found, report_data.lead.label), "Other scores", shown=2)
     blocks.append(folded(_table(found), rows=8))
     blocks.append(Remark(found.how))
-    return Section("What is one more member worth?", _answer(found), blocks)
+    return Section(f"What is one more {found.unit} worth?", _answer(found), blocks)
 
 
 def _worth(record: RunRecord, data: str, curves: dict) -> Worth:
     longer = last_epochs(record.history)
     price = member_seconds(record.config, record.provenance)
-    return Worth(data, curves, price, () if longer is None else (longer,))
+    beside = () if longer is None else (longer,)
+    return Worth(data, curves, price, beside, unit_of(record.config))
 
 
 def _answer(found: Worth) -> str:
     """What one more member and any number of members are expected to gain."""
     one, limit = found.gain(1), found.gain(math.inf)
     price = "" if math.isnan(found.seconds) else f", for {cost(found.seconds)} of training"
-    text = f"One more member changes the NLL by {_changed(one)} nats in expectation{price}."
+    text = f"One more {found.unit} changes the NLL by {_changed(one)} nats in expectation{price}."
     return f"{text} Infinitely many change it by {_changed(limit)} nats."
 
 
@@ -70,7 +79,7 @@ def _statements(found: Worth, record: RunRecord) -> Iterator[Statement]:
             f"Expected change of the NLL: {_changed(gain)} nats{spent}. One growth may change it "
             f"by {interval(-gain.high, -gain.low)} (95 % interval)."
         )
-        yield Statement(counted(more, "more member"), number(-gain.value, gain.error), text)
+        yield Statement(counted(more, f"more {found.unit}"), number(-gain.value, gain.error), text)
     for each in found.beside:
         text = (
             f"Change of the validation NLL in nats, for {cost(each.seconds)} of training of all "
