@@ -10,6 +10,7 @@ dynamics.attach(ForceAlarm(dynamics, threshold=0.3))
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,13 @@ from shoal.training.folder.run import Run, load
 
 __all__ = ["AtomsBatch", "Committee", "ForceAlarm"]
 
+_Base: Any = object
+all_changes: Sequence[str] = ()
 try:
-    from ase.calculators.calculator import Calculator, all_changes  # pyright: ignore
+    from ase.calculators.calculator import Calculator as _Base  # pyright: ignore
+    from ase.calculators.calculator import all_changes  # pyright: ignore
 except Exception:  # optional: `Committee` says how to install it
-    Calculator, all_changes = object, []
+    pass
 
 _VOIGT = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
 
@@ -92,7 +96,7 @@ class AtomsBatch:
         return AtomsBatch(**moved)
 
 
-class Committee(Calculator):
+class Committee(_Base):
     """A calculator of ASE whose energy and forces are the means of an ensemble's members.
 
     The results have `energy`, `free_energy` and `forces`; `energy_comm` [M] and `forces_comm`
@@ -134,7 +138,7 @@ class Committee(Calculator):
         if stress and inputs is not None:
             raise ConfigError("stress needs an AtomsBatch with its strain; leave inputs out")
         super().__init__(**settings)
-        opened = load(source) if isinstance(source, str | os.PathLike) else source
+        opened: Any = load(Path(source)) if isinstance(source, str | os.PathLike) else source
         ensemble = getattr(opened, "ensemble", opened)
         self.source, self.inputs, self.of, self.device = opened, inputs, of, device
         self.dtype, self.cutoff, self.strained = ensemble.dtype, cutoff, stress

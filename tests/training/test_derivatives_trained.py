@@ -296,6 +296,26 @@ def test_the_page_shows_errors_and_coverage_of_both(tmp_path):
     torch.testing.assert_close(each, error.float())
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"adversarial": {"epsilon": 0.01}}, {"folds": 3, "keep": "crps"}, {"offload": "host"},
+     {"method": {"name": "forde", "fraction": 0.5}}, {"method": "f-kde", "validation": 0.2}],
+    ids=str,
+)  # fmt: skip
+def test_other_options_of_fit_take_derivatives(options):
+    run = trained(**{"lr": 0.01, "method": "ensemble"} | options)
+    assert run.history[-1]["loss"] < 1.1 * run.history[0]["loss"]
+    assert shoal.predict(run, points()[0]).derivatives.shape == (MEMBERS, N, 3)
+
+
+def test_cached_features_are_refused_since_derivatives_are_taken_at_the_inputs():
+    trunk = nn.Linear(3, 6).requires_grad_(False)
+    build = lambda: nn.Sequential(trunk, nn.Tanh(), nn.Linear(6, 1))  # noqa: E731
+    with pytest.raises(ConfigError) as caught:
+        trained(build, cache=True)
+    assert_one_sentence(caught.value, "derivatives", "cache")
+
+
 def test_evidence_of_values_alone_is_refused_in_a_sentence():
     x, y, slopes = points()
     with pytest.raises(ConfigError) as caught:

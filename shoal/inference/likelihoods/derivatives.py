@@ -267,6 +267,14 @@ class WithDerivatives(Likelihood):
             return self._joint(outputs, y, "objective")
         return self.values.objective(self.value_outputs(outputs), y)
 
+    def ranked_score(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """CRPS of the values [..., K]; 0 where a pair has no value."""
+        if not isinstance(y, Structured):
+            return self.values.ranked_score(self.value_outputs(outputs), y)
+        part = self.parts(outputs, y)[0]
+        found = part.likelihood.ranked_score(part.outputs, part.y)
+        return torch.where(part.known.unsqueeze(-1), found, 0.0)
+
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The output of each member for its values; the source of input gradients."""
         values = self.pair(y)[0] if isinstance(y, Structured) else y
@@ -430,5 +438,5 @@ def _of_values(name: str) -> Callable[..., Any]:
 
 
 for _name in ("mean", "variance", "moments", "cdf", "distance", "own_distance", "mixture_distance",
-              "ranked_score", "affinity", "probs", "predicted"):  # fmt: skip
+              "affinity", "probs", "predicted"):  # fmt: skip
     setattr(WithDerivatives, _name, _of_values(_name))

@@ -63,6 +63,7 @@ def _check(ensemble: Ensemble, settings: Settings) -> None:
         "adversarial training changes the inputs": settings.adversarial is not None,
         f"'{settings.method.name}' compares gradients at the inputs": repulsion is not None
         and repulsion.space.base == "gradients",
+        "derivatives are taken at the inputs": ensemble.derivatives is not None,
         "a prior on functions needs the inputs": isinstance(settings.prior, FunctionalPrior),
         "the members have several architectures": len(ensemble.groups) > 1,
         "dropout and running statistics of frozen members need the inputs": options.frozen > 0
