@@ -44,6 +44,7 @@ SLOW_FILES = {
     "test_own_batches",
     "test_partial_fit",
     "test_report",
+    "test_sample_chains",
     "test_samplers",
     "test_sklearn",
     "test_sklearn_checks",

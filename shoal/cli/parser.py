@@ -614,7 +614,8 @@ def _draw(parser: argparse.ArgumentParser) -> None:
         metavar="key=value",
         nargs="*",
         help="settings: sampler.NAME (such as sampler.lr=0.01), prior, batch_size, seed, "
-        "precision (float32, bfloat16 or float64) and save_every (seconds)",
+        "precision (float32, bfloat16 or float64), save_every (seconds), and cache=true to compute "
+        "what a frozen trunk gives once",
     )
     add(
         "--sampler",
@@ -633,13 +634,14 @@ def _draw(parser: argparse.ArgumentParser) -> None:
         "--warmup",
         type=_steps_or_none,
         metavar="N",
-        help="steps before the first draw (default: 4000, for mini-batches half of what follows)",
+        help="steps before the first draw (default: 4000; hmc: 500; mini-batches: half of what "
+        "follows)",
     )
     add(
         "--thin",
         type=_steps,
         metavar="N",
-        help="steps from draw to draw (default: 5, for mini-batches a quarter of an epoch)",
+        help="steps from draw to draw (default: 2; hmc: 1; mini-batches: a quarter of an epoch)",
     )
     add("--data", metavar="SPEC", help="training data, if the run cannot load its own")
     add(

@@ -29,7 +29,7 @@ from shoal.inference.ensemble import Ensemble, copied_to_device
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import Posterior, total_weight
 from shoal.inference.priors import FunctionalPrior, WeightPrior
-from shoal.inference.samplers import Clock, Sampler, known_sampler
+from shoal.inference.samplers import Plan, Sampler, known_sampler
 from shoal.training.draws.density import PosteriorDensity
 from shoal.training.draws.store import DrawStore
 from shoal.training.fit import in_type
@@ -46,9 +46,6 @@ __all__ = ["draw"]
 
 PIECE = 4096
 """Most data points in one pass of a gradient of all data."""
-
-_WARMUP, _THIN = 4000, 2
-"""Steps of chains with gradients of all data: before the first draw, and from draw to draw."""
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 """Types of stored draws."""
@@ -97,12 +94,13 @@ def draw(
     Args:
         run: a trained run, or its folder.
         data: the training data; by default those of the run, with what it held out.
-        sampler: "mclmc" with gradients of all data, "sghmc" or "sgld" with mini-batches; a table
-            with settings, such as {"name": "sghmc", "schedule": "cyclical"}; or an object.
+        sampler: "mclmc" or "hmc" with gradients of all data, "sghmc" or "sgld" with mini-batches; a
+            table with settings, such as {"name": "sghmc", "schedule": "cyclical"}; or an object.
         draws: number of draws K that each chain keeps.
-        warmup: number of steps before the first draw. None is 4000 for "mclmc", and for
-            mini-batches half as many as come after it.
-        thin: steps from draw to draw. None is 2, for mini-batches a quarter of an epoch.
+        warmup: number of steps before the first draw. None is 4000 for "mclmc", 500 trajectories
+            for "hmc", and for mini-batches half as many as come after it.
+        thin: steps from draw to draw. None is 2 for "mclmc", 1 for "hmc", and for mini-batches a
+            quarter of an epoch.
         batch_size: data points of a mini-batch; None for the run's batch size.
         prior: the prior, if it is another than that of the run.
         cache: compute features that all members have in common once, as in `shoal.fit`; for heads
@@ -129,7 +127,7 @@ def draw(
         density, target = _density(run, chains, batches, prior, sampler.whole)
         if cache:
             density.cache(batches.batch_size if isinstance(batches, ArrayBatches) else PIECE)
-        plan = _Plan.of(sampler, density, batches, draws, warmup, thin, seed)
+        plan = Plan.of(sampler, density, draws, warmup, thin, seed, epoch=batches.steps_per_epoch)
         config = _config(run, chains, plan, precision, prior)
         if batch_size is not None:
             config[DRAWS]["batch_size"] = batch_size
@@ -215,40 +213,7 @@ def _prior(run: Run, given: Any) -> WeightPrior:
     return prior
 
 
-class _Plan:
-    """How long the chains are, and where they keep draws."""
-
-    def __init__(self, sampler: Sampler, draws: int, warmup: int, thin: int, seed: int) -> None:
-        self.sampler, self.draws, self.seed = sampler, draws, seed
-        self.warmup, self.thin = warmup, thin
-        self.steps = warmup + math.ceil(draws * thin / sampler.kept)
-
-    @classmethod
-    def of(
-        cls,
-        sampler: Sampler,
-        density: PosteriorDensity,
-        batches: ArrayBatches | LoaderBatches,
-        draws: int,
-        warmup: int | None,
-        thin: int | None,
-        seed: int,
-    ) -> "_Plan":
-        """The plan with the usual lengths where none is given."""
-        if int(density.numbers.min()) < 2:
-            raise ConfigError("a chain needs at least two weights")
-        if thin is None:
-            thin = _THIN if sampler.whole else max(batches.steps_per_epoch // 4, 1)
-        if warmup is None:
-            warmup = _WARMUP if sampler.whole else max(draws * thin // 2, 1)
-        return cls(sampler, draws, warmup, thin, seed)
-
-    def clock(self, step: int) -> Clock:
-        """The clock of a step."""
-        return Clock(step, self.warmup, self.steps, self.seed)
-
-
-def _config(run: Run, chains: Ensemble, plan: _Plan, precision: str, prior: Any) -> dict[str, Any]:
+def _config(run: Run, chains: Ensemble, plan: Plan, precision: str, prior: Any) -> dict[str, Any]:
     """The settings of the run of draws: those of the training, and how its members were drawn."""
     models = model_config(chains)["model"]
     config = {**run.config, "members": plan.draws * chains.members}
@@ -274,7 +239,7 @@ class _Drawing:
         self,
         run: Run,
         density: PosteriorDensity,
-        plan: _Plan,
+        plan: Plan,
         config: dict[str, Any],
         likelihood: Likelihood,
         precision: str,
@@ -356,11 +321,9 @@ class _Drawing:
         for _ in range(step):
             progress.step()
         while store.count < plan.draws:
-            sampler.step(self.density, state, plan.clock(step))
-            if step >= plan.warmup and sampler.keeps(plan.clock(step)):
-                kept += 1
-                if kept % plan.thin == 0:
-                    store.add(state["x"])
+            before, kept = kept, plan.move(self.density, state, step, kept)
+            if kept > before and kept % plan.thin == 0:
+                store.add(state["x"])
             step += 1
             progress.step()
             now = time.monotonic()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from shoal.inference.samplers import MCLMC, SGHMC, SGLD, Clock
+from shoal.inference.samplers import HMC, MCLMC, SGHMC, SGLD, Clock
 
 VARIANCES = torch.logspace(-1, 1, 8, dtype=torch.float64)
 
@@ -81,7 +81,61 @@ def test_the_bias_of_mclmc_falls_with_its_energy_error():
     assert errors[1e-3] < 0.05 < errors[2.0]
 
 
-def test_a_shorter_chain_uses_its_own_columns_only():
+@pytest.mark.parametrize("wanted", [0.65, 0.9])
+def test_hmc_finds_the_wanted_acceptance_and_the_widths_and_is_exact(wanted):
+    density = Normal(chains=400)
+    x, state = sampled(HMC(leaps=6, acceptance=wanted), density, 200, 50)
+    found = HMC().diagnostics(state)
+    assert abs(float(found["acceptance"].mean()) - wanted) < 0.05
+    assert (found["refused"] == 0).all()
+    widths = state["unit"].log().mean(0).exp() / VARIANCES.sqrt()
+    assert ((widths - 1).abs() < 0.15).all(), widths
+    for power, exact in ((1, 0.0), (2, 1.0)):  # standard errors over independent chains
+        each = ((x - 1) / VARIANCES.sqrt()).pow(power).mean(0)
+        errors = (each.mean(0) - exact) / (each.std(0) / math.sqrt(len(each)))
+        assert errors.abs().max() < 4, errors
+
+
+class Banana(Normal):
+    """x0 ~ N(0, 1.5²) and x1 | x0 ~ N(x0² / 2, 1)."""
+
+    def __call__(self, x, step):
+        off = x[:, 1] - x[:, 0] ** 2 / 2
+        gradient = torch.stack([-x[:, 0] / 2.25 + x[:, 0] * off, -off], 1)
+        return -(x[:, 0] ** 2) / 4.5 - off**2 / 2, gradient
+
+
+def test_trajectories_of_hmc_leave_a_density_as_it_is():
+    generator, chains = torch.Generator().manual_seed(0), 20_000
+    first, second = torch.randn(2, chains, generator=generator, dtype=torch.float64)
+    first = 1.5 * first
+    density = Banana(chains, torch.ones(2, dtype=torch.float64))
+    sampler = HMC(leaps=5)
+    state = sampler.begin(density, torch.stack([first, second + first**2 / 2], 1), 0)
+    state["size"] = torch.full_like(state["size"], 0.9)  # many are refused
+    for step in range(15):
+        sampler.step(density, state, Clock(step, 0, 15))
+    assert 0.3 < float(sampler.diagnostics(state)["acceptance"].mean()) < 0.9
+    x, y = state["x"].T
+    exact = {x: 0.0, x**2: 2.25, y: 1.125, (y - 1.125) ** 2: 1 + 2.25**2 / 2, x * y: 0.0}
+    for found, wanted in exact.items():
+        assert abs(float(found.mean()) - wanted) < 4 * float(found.std()) / math.sqrt(chains)
+    assert not torch.equal(x, first)
+
+
+def test_hmc_stays_inside_a_domain():
+    class Half(Normal):
+        def __call__(self, x, step):
+            value, gradient = super().__call__(x, step)
+            return torch.where(x[:, 0] > 0.05, -torch.inf, value), gradient
+
+    x, _ = sampled(HMC(leaps=5), Half(20), 100, 100)
+    assert x.isfinite().all() and (x[..., 0] <= 0.05).all()
+    assert len(x[..., 0].unique()) > 500
+
+
+@pytest.mark.parametrize("sampler", [MCLMC(), HMC(leaps=3)], ids=["mclmc", "hmc"])
+def test_a_shorter_chain_uses_its_own_columns_only(sampler):
     class Padded(Normal):
         def __call__(self, x, step):
             away = (x - 1) * self.used
@@ -90,7 +144,7 @@ def test_a_shorter_chain_uses_its_own_columns_only():
     padded = Padded(2, torch.ones(6, dtype=torch.float64))
     padded.numbers = torch.tensor([6, 4])
     padded.used[1, 4:] = 0
-    x, _ = sampled(MCLMC(), padded, 20, 10)
+    x, _ = sampled(sampler, padded, 60, 10)
     assert (x[:, 1, 4:] == 0).all() and (x[:, 1, :4] != 0).all()
 
 
@@ -104,3 +158,12 @@ def test_a_jump_of_energy_is_refused_and_the_chain_turns_round():
     x, state = sampled(MCLMC(), density, 100, 400)
     assert (x[..., 0] <= 0.05).all()
     assert (MCLMC().diagnostics(state)["refused"] > 0).all()
+
+
+def test_uniform_numbers_are_uniform_and_fixed_by_step_and_seed():
+    like = torch.zeros(4000)
+    u = Clock(3, 0, 9, seed=1).uniform("accept", like)
+    assert torch.equal(Clock(3, 0, 9, seed=1).uniform("accept", like), u)
+    assert not torch.equal(Clock(4, 0, 9, seed=1).uniform("accept", like), u)
+    away = u.sort().values - torch.linspace(0, 1, 4000)
+    assert float(away.abs().max()) < 1.63 / math.sqrt(4000)  # Kolmogorov, at one per cent

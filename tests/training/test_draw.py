@@ -9,7 +9,7 @@ import shoal
 from shoal.core.errors import ConfigError, ShoalError, StorageError
 from shoal.data.batches.sources import ArrayBatches
 from shoal.inference.posterior import Posterior
-from shoal.inference.samplers import MCLMC, SGHMC
+from shoal.inference.samplers import HMC, MCLMC, SGHMC
 from shoal.training.draws.density import PosteriorDensity
 
 POINTS, COLUMNS, NOISE = 40, 7, 0.5
@@ -36,7 +36,8 @@ def drawn(run, **options):
 
 
 LENGTHS = {"draws": 6, "warmup": 5, "thin": 2}
-SAMPLERS = ["mclmc", "sghmc", {"name": "sgld", "schedule": "decaying"}]
+SAMPLERS = ["mclmc", {"name": "hmc", "leaps": 3}, "sghmc", {"name": "sgld", "schedule": "decaying"}]
+WHOLE = {"mclmc": MCLMC, "hmc": HMC}
 
 
 class Killed(Exception):
@@ -60,10 +61,12 @@ class TestFolder:
     @pytest.mark.parametrize("step", [2, 9])
     def test_a_killed_sampling_goes_on_bit_for_bit(self, sampler, step, tmp_path, monkeypatch):
         run = trained(members=3)
-        options = {"sampler": sampler, "batch_size": None if sampler == "mclmc" else 16, **LENGTHS}
+        name = sampler if isinstance(sampler, str) else sampler["name"]
+        batch_size = None if name in WHOLE else 16
+        options = {"sampler": sampler, "batch_size": batch_size, **LENGTHS}
         whole = drawn(run, **options)
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            kill_at(patch, step, MCLMC if sampler == "mclmc" else SGHMC)
+            kill_at(patch, step, WHOLE.get(name, SGHMC))
             drawn(run, out=tmp_path / "run", save_every=0, **options)
         with pytest.raises(StorageError, match="have not ended"):
             shoal.load(tmp_path / "run", lambda: nn.Linear(COLUMNS, 1), run.likelihood)
@@ -99,6 +102,22 @@ class TestFolder:
         loaded = shoal.load(tmp_path / "run", builds, likelihood)
         assert_equal_trees(frozen(loaded.ensemble), frozen(draws.ensemble))
         assert [group.members for group in draws.ensemble.groups] == [12, 18]
+
+
+def test_draws_of_hmc_are_those_of_the_conjugate_posterior():
+    run = trained(members=40)
+    x, y = (t.double() for t in problem())
+    rows = torch.cat([x, torch.ones(POINTS, 1)], 1)
+    precision = rows.mT @ rows / NOISE**2 + torch.eye(COLUMNS + 1)  # a prior with deviation 1
+    mean = torch.linalg.solve(precision, rows.mT @ y / NOISE**2)
+    draws = drawn(run, sampler={"name": "hmc", "leaps": 6}, draws=20, warmup=100).ensemble
+    weight, bias = (draws.weights[n].detach().reshape(20, 40, -1) for n in ("weight", "bias"))
+    away = torch.cat([weight, bias], -1).double() - mean
+    exact = torch.linalg.inv(precision)
+    for found, wanted in ((away, 0.0), (away.square(), exact.diagonal())):
+        each = found.mean(0)
+        errors = (each.mean(0) - wanted) / (each.std(0) / 40**0.5)
+        assert errors.abs().max() < 4, errors
 
 
 class TestRefusals:

@@ -1,12 +1,13 @@
 """What a sampler is: chains, a density, and a clock."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
-from shoal.core.random import key, many_normal
+from shoal.core.random import key, many_normal, uniform
 from shoal.core.registry import Registry
 from shoal.core.types import Tree
 from shoal.core.values import describe_value
@@ -64,6 +65,10 @@ class Clock:
         """Standard normal numbers like chains [M, D]; seed, purpose and step fix them."""
         return many_normal(key(self.seed, purpose, self.step, like.device), like.shape, like.dtype)
 
+    def uniform(self, purpose: str, like: Tensor) -> Tensor:
+        """Numbers in [0, 1) of the shape, in double precision; seed, purpose and step fix them."""
+        return uniform(key(self.seed, purpose, self.step, like.device), like.shape)
+
 
 class Sampler(Protocol):
     """Moves chains. All that a later step depends on is in the state, a dict of tensors.
@@ -71,6 +76,8 @@ class Sampler(Protocol):
     Attributes:
         whole: whether a step wants the gradient of all data, and not of a mini-batch.
         kept: share of the steps after the warm-up whose positions may be draws.
+
+    A sampler may have `lengths`: its usual steps before the first draw, and from draw to draw.
     """
 
     @property
@@ -98,6 +105,10 @@ class Sampler(Protocol):
 
 def known_sampler(name: str, value: Any) -> Sampler:
     """The check of an argument that is a sampler: its name, a table or an object."""
+    if "nuts" in (value, value.get("name") if isinstance(value, Mapping) else None):
+        raise ConfigError(
+            f"NUTS needs a density in JAX, so shoal.fidelity alone has it; type {name}='hmc'"
+        )
     made = registry.make(value)
     if hasattr(made, "begin") and hasattr(made, "step"):
         return made

@@ -1,0 +1,68 @@
+"""How long chains are, and where they keep draws."""
+
+import math
+from dataclasses import dataclass
+
+from shoal.core.errors import ConfigError
+from shoal.core.types import Tree
+from shoal.inference.samplers.microcanonical import MCLMC
+from shoal.inference.samplers.sampler import Clock, Density, Sampler
+
+__all__ = ["Plan"]
+
+_WARMUP, _THIN = 4000, 2
+"""Steps of chains with gradients of all data: before the first draw, and from draw to draw."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long chains are, and where they keep draws.
+
+    Attributes:
+        draws: number of draws of each chain.
+        warmup: number of steps before the first draw.
+        thin: steps from draw to draw.
+        seed: fixes all random numbers.
+    """
+
+    sampler: Sampler
+    draws: int
+    warmup: int
+    thin: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls,
+        sampler: Sampler,
+        density: Density,
+        draws: int,
+        warmup: int | None,
+        thin: int | None,
+        seed: int,
+        epoch: int = 1,
+    ) -> "Plan":
+        """The plan with the usual lengths where none is given; an epoch has so many steps."""
+        if isinstance(sampler, MCLMC) and int(density.numbers.min()) < 2:
+            raise ConfigError(
+                "a direction needs two coordinates or more, and one came; type sampler='hmc'"
+            )
+        usual: tuple[int, int] = getattr(sampler, "lengths", (_WARMUP, _THIN))
+        apart = usual[1] if sampler.whole else max(epoch // 4, 1)
+        apart = apart if thin is None else thin
+        first = usual[0] if sampler.whole else max(draws * apart // 2, 1)
+        return cls(sampler, draws, first if warmup is None else warmup, apart, seed)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps in all."""
+        return self.warmup + math.ceil(self.draws * self.thin / self.sampler.kept)
+
+    def move(self, density: Density, state: Tree, step: int, kept: int) -> int:
+        """Move all chains by one step; of `kept` positions that may be draws, the new number.
+
+        Every `thin`-th of them is a draw.
+        """
+        clock = Clock(step, self.warmup, self.steps, self.seed)
+        self.sampler.step(density, state, clock)
+        return kept + (step >= self.warmup and self.sampler.keeps(clock))
