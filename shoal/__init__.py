@@ -16,6 +16,7 @@ from shoal.core import factories as _factories
 
 if TYPE_CHECKING:
     from shoal import data, models
+    from shoal.analysis.chains import ChainDiagnostics
     from shoal.core.errors import (
         CheckpointCorrupt,
         ConfigError,
@@ -81,6 +82,7 @@ _HOMES = {
     "evaluate": "evaluation.evaluate",
     "Evaluation": "evaluation.evaluate",
     "Worth": "evaluation.worth",
+    "ChainDiagnostics": "analysis.chains",
     "metrics": "prediction",
     "decisions": "prediction",
     "report": "page.report",
@@ -150,6 +152,7 @@ __all__ = [  # noqa: RUF022
     "evaluate",
     "Evaluation",
     "Worth",
+    "ChainDiagnostics",
     "metrics",
     "decisions",
     "report",
@@ -205,7 +208,14 @@ def _tell_worth(*arguments: Any, **options: Any) -> Any:
     return worth(*arguments, **options)
 
 
-_factories |= {"loggers": _make_loggers, "worth": _tell_worth}
+def _judge_chains(*arguments: Any, **options: Any) -> Any:
+    """`Run.chains` gets its function here, which stands above a run."""
+    from shoal.evaluation.analyse import chains
+
+    return chains(*arguments, **options)
+
+
+_factories |= {"loggers": _make_loggers, "worth": _tell_worth, "chains": _judge_chains}
 
 
 def __getattr__(name: str) -> Any:

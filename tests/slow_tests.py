@@ -10,6 +10,8 @@ SLOW_FILES = {
     "test_adapters_page",
     "test_advice",
     "test_auto_mesh",
+    "test_chains",
+    "test_chains_section",
     "test_choice",
     "test_columns_section",
     "test_compress",

@@ -1,4 +1,4 @@
-"""`shoal.landscape`, `shoal.evidence` and `shoal.fidelity`: analysis commands as functions."""
+"""`shoal.landscape`, `shoal.evidence`, `shoal.fidelity` and `run.chains`: analyses of a run."""
 
 import os
 from collections import Counter
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from shoal.analysis.chains import POINTS, ChainDiagnostics, diagnose
 from shoal.analysis.evidence.compute_evidence import Evidence, keep_evidence
 from shoal.analysis.evidence.compute_evidence import evidence as compute_evidence
 from shoal.analysis.fidelity.certificate import METHODS, Certificate, certify, keep_certificate
@@ -29,11 +30,19 @@ from shoal.core.arguments import (
 from shoal.core.display.progress import Ticker
 from shoal.core.errors import ConfigError
 from shoal.data.dataset import Dataset
-from shoal.evaluation.data_arguments import Labelled, opened, placed, training_data
+from shoal.engine.members.precision import full_precision
+from shoal.evaluation.data_arguments import (
+    Labelled,
+    evaluation_data,
+    opened,
+    placed,
+    training_data,
+)
+from shoal.evaluation.evaluate import labelled_test
 from shoal.training.folder.own_data import what_to_type
 from shoal.training.folder.run import Run
 
-__all__ = ["evidence", "fidelity", "landscape"]
+__all__ = ["chains", "evidence", "fidelity", "landscape"]
 
 
 @checked(
@@ -192,6 +201,23 @@ def fidelity(
         certificate = certify(run, known, **how, within=within, seed=seed, tell=ticker.tick)
     keep_certificate(run, certificate)
     return certificate
+
+
+@checked(points=whole_from(2), device=usable)
+@full_precision()
+def chains(
+    run: Run | str | os.PathLike[str],
+    data: Dataset | Labelled | str | Mapping[str, Any] | None = None,
+    *,
+    points: int = POINTS,
+    device: str | torch.device | None = None,
+    seed: int = 0,
+) -> ChainDiagnostics:
+    """Whether the draws of a run can be trusted; see `Run.chains`."""
+    run = placed(opened(run), device)
+    dataset = evaluation_data(run, data, verb="chains")
+    test, scaling = labelled_test(dataset), dataset.scaling
+    return diagnose(run, test, name=dataset.name, scaling=scaling, points=points, seed=seed)
 
 
 def _effort(quick: bool, wanted: Mapping[str, int]) -> Effort:

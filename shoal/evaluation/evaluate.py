@@ -14,6 +14,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from shoal.analysis.chains import diagnose, is_drawn
 from shoal.analysis.stored_results import kept_result
 from shoal.core.arguments import checked, list_of, text, whole_from, whole_or_zero
 from shoal.core.arguments import device as usable
@@ -356,6 +357,9 @@ def evaluate_run(
         after(key)
     samples |= _training_points(dataset, test.likelihood.about) | _plane(run, dataset)
     samples |= gradient_samples(run, labelled) | attention_samples(run, labelled)
+    if is_drawn(run):
+        found = diagnose(run, labelled, scaling=scaling).stored()
+        samples |= {f"chains/{name}": tensor for name, tensor in found.items()}
     means = corrupted_means(scores["shifts"])
     scores |= {"corrupted": means} if means else {}
     samples = {name: tensor.cpu() for name, tensor in samples.items()}

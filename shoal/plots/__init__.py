@@ -5,6 +5,7 @@ matplotlib.
 """
 
 from shoal.plots.calibration import Spread, contact_sheet, corrupted, coverage, reliability
+from shoal.plots.chains import autocorrelations, traces
 from shoal.plots.columns import dependence, importances
 from shoal.plots.comparison import (
     MetricCurve,
@@ -32,6 +33,7 @@ __all__ = [
     "Spread",
     "accuracy_confidence",
     "attention",
+    "autocorrelations",
     "band",
     "bandwidth",
     "bandwidths",
@@ -75,6 +77,7 @@ __all__ = [
     "strength",
     "surface",
     "svg",
+    "traces",
     "uncertainty",
     "uncertainty_by_size",
     "weights",

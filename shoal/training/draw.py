@@ -42,7 +42,7 @@ from shoal.training.mover.prepare import keep
 from shoal.training.options.settings import spec_of
 from shoal.training.options.target_checks import check_targets
 
-__all__ = ["draw"]
+__all__ = ["REFUSED", "draw"]
 
 PIECE = 4096
 """Most data points in one pass of a gradient of all data."""
@@ -370,17 +370,18 @@ class _Drawing:
         self.store.clear()
 
 
-_LOST = 0.02
+REFUSED = 0.02
+"""Share of refused steps above which the draws of a chain are not trusted."""
 
 
 def _notes(known: Mapping[str, Any]) -> list[str]:
     """What to say of chains whose steps were refused."""
     refused = known.get("refused", [])
-    bad = [str(chain) for chain, share in enumerate(refused) if share > _LOST]
+    bad = [str(chain) for chain, share in enumerate(refused) if share > REFUSED]
     if not bad:
         return []
     which = f"Chain {bad[0]}" if len(bad) == 1 else f"Chains {', '.join(bad)}"
     return [
-        f"{which} refused more than {_LOST:.0%} of the steps, whose energies jumped: do not trust "
-        f"the draws there; take a longer warm-up, or a smaller energy_error."
+        f"{which} refused more than {REFUSED:.0%} of the steps, whose energies jumped: do not "
+        f"trust the draws there; take a longer warm-up, or a smaller energy_error."
     ]

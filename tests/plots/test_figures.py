@@ -44,6 +44,8 @@ EXAMPLES = {
     "forces": (HISTORY, "kde"),
     "bandwidth": (HISTORY, "kde"),
     "bandwidths": ({"forde": [HISTORY, HISTORY[:4]], "kde": [HISTORY]},),
+    "traces": (np.ones((2, 9)), "NLL", ["", "stuck"], "kde"),
+    "autocorrelations": (np.ones((2, 9)), ["", "stuck"], "kde"),
     "attention": (
         torch.randint(256, (1, 4, 4), dtype=torch.uint8),
         {"4x4": torch.randint(256, (3, 4, 4), dtype=torch.uint8)},

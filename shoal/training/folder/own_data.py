@@ -44,6 +44,7 @@ _TAKES = {
     "grow": ("", "data=(x, y)"),
     "draw": ("", "data=(x, y)"),
     "worth": ("(x_test, y_test)", ""),
+    "chains": ("(x_test, y_test)", ""),
     "predict": ("x", ""),
     "export": ("'model.onnx'", "x=x"),
     "compress": ("to", "test=(x_test, y_test)"),
@@ -102,9 +103,9 @@ def what_to_type(verb: str, config: Mapping[str, Any], folder: Path | str | None
     else:
         source = f"shoal.load({str(folder)!r}, build)" if own_network else repr(str(folder))
     place, name = _TAKES[verb]
-    if verb == "worth":  # a method of the run
+    if verb in ("worth", "chains"):  # methods of the run
         source = f"shoal.load({source})" if source.startswith("'") else source
-        return f"{source}.worth({place if data_is_own else ''})"
+        return f"{source}.{verb}({place if data_is_own else ''})"
     arguments = [place, name] if data_is_own or verb in ("predict", "export", "compress") else []
     return f"shoal.{verb}({', '.join(filter(None, [source, *arguments]))})"
 

@@ -161,6 +161,28 @@ class Run:
         """
         return factories["worth"](self, data, ood=ood, beside=beside, device=device, seed=seed)
 
+    def chains(
+        self, data: Any = None, *, points: int = 200, device: Any = None, seed: int = 0
+    ) -> Any:
+        """Whether the draws of `shoal.draw` can be trusted, judged by predictions.
+
+            found = run.chains((x_test, y_test))
+            found.trusted, found.warnings
+
+        R-hat and effective draws of predictions and log-likelihoods, drift of the NLL, chains that
+        are stuck or lost, refused steps and energy error: a sentence each.
+
+        Args:
+            data: labelled data, as `shoal.evaluate` takes them.
+            points: number of data points whose predictions are followed, chosen at random.
+            device: device to compute on; None keeps the device of the members.
+            seed: fixes the chosen points.
+
+        Returns:
+            A `shoal.ChainDiagnostics`.
+        """
+        return factories["chains"](self, data, points=points, device=device, seed=seed)
+
     def __repr__(self) -> str:
         facts = self._facts()
         where = "in memory" if self.folder is None else repr(str(self.folder))

@@ -25,6 +25,7 @@ from shoal.analysis.fidelity.study import ALWAYS, Budget
 from shoal.cli.main import main
 from shoal.core.errors import CheckpointCorrupt, ConfigError
 from shoal.data.dataset import Dataset, Split
+from shoal.inference.samplers.convergence import effective_draws
 from shoal.page.fidelity import certificate_figure, certificate_sentences, certificate_text
 from shoal.page.report_data import ReportData, RunRecord
 from shoal.page.sections.bayesian import certificate_section
@@ -95,7 +96,7 @@ def test_the_sampler_finds_the_gaussian_posterior_in_whitened_coordinates():
     around = (exact + 0.5 * covariance.diagonal().sqrt(), 2 * torch.linalg.cholesky(covariance))
     found = references.sample_chains(problem, 200, 1000, 4, 0, around)
     draws = found.draws.flatten(0, 1).double()
-    effective = float(references.effective_draws(found.draws.double()).min())
+    effective = float(effective_draws(found.draws.double()).min())
     errors = (draws.mean(0) - exact) / (covariance.diagonal() / effective).sqrt()
     assert errors.abs().max() < 4.5
     apart = (torch.cov(draws.mT) - covariance).norm() / covariance.norm()

@@ -8,48 +8,11 @@ import torch
 from shoal.analysis.fidelity import problems
 from shoal.analysis.fidelity import reference as chains
 from shoal.analysis.fidelity import reference as references
-from shoal.analysis.fidelity.reference import effective_draws, split_rhat
 from shoal.core.errors import DataError, StorageError
 
 
 def noise(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def test_chains_that_agree_have_an_rhat_of_one():
-    assert (split_rhat(noise(4, 500, 5)) < 1.01).all()
-
-
-def test_equal_draws_do_not_look_like_chains_that_disagree():
-    """Probabilities that round to 1 are ties; a constant has an R-hat of 1."""
-    saturated = noise(4, 500, 5).clamp(max=-0.5)
-    assert (split_rhat(saturated) < 1.02).all()
-    assert (split_rhat(torch.ones(4, 100, 2)) == 1).all()
-
-
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        lambda x: x + torch.tensor([0.0, 0.0, 0.0, 1.0])[:, None, None],
-        lambda x: x * torch.tensor([1.0, 1.0, 1.0, 3.0])[:, None, None],
-        lambda x: x + torch.linspace(0, 2, 500)[:, None],
-    ],
-    ids=["elsewhere", "wider", "drifting"],
-)
-def test_chains_that_disagree_have_a_large_rhat(spoilt):
-    assert (split_rhat(spoilt(noise(4, 500, 3))) > 1.05).all()
-
-
-def test_independent_draws_count_in_full_and_correlated_ones_less():
-    """An autoregression with coefficient a has (1 - a) / (1 + a) of its draws."""
-    draws = noise(4, 2000, 3)
-    torch.testing.assert_close(effective_draws(draws), torch.full((3,), 8000.0), rtol=0.15, atol=0,
-                               check_dtype=False)  # fmt: skip
-    slow = draws.clone()
-    for t in range(1, 2000):
-        slow[:, t] = 0.6 * slow[:, t - 1] + 0.8 * draws[:, t]
-    torch.testing.assert_close(effective_draws(slow), torch.full((3,), 2000.0), rtol=0.2, atol=0,
-                               check_dtype=False)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(problems.registry))
