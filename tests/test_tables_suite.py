@@ -338,6 +338,8 @@ def test_repulsion_pays_where_the_arm_that_folds_choose_beats_plain_members_of_e
     page.page(tmp_path)
     text = (tmp_path / "README.md").read_text()
     assert "On the test points, `forde`, all chosen out-of-fold pays beside" in text
+    beside = page.beside(arms.raw, ["forde 16"], "plain 8")  # folds: 0.6 and 8
+    assert "| forde 16 | 1.000 | 0 of 4 | - | - | 0.075 |" in beside
     assert "| `forde 4` | 1.5 | 0.922 (" in text and "| `kde 100` | 1.0 | 1.000 (" in text
 
 

@@ -236,7 +236,8 @@ def behind(raw):
 
 def beside(raw, models, base):
     """Geometric means of scores and seconds over those of a base, set by set, on common splits."""
-    lines = []
+    lines, sets = [], [n for task in FIRST for n in raw.sets(task)]
+    folds = np.isfinite(raw.means(sets, [base], "oof")).any()
     for model in models:
         cells = []
         for task, score in FIRST.items():
@@ -244,7 +245,9 @@ def beside(raw, models, base):
             held = np.isfinite(ratio).sum()
             lower = f"{(ratio < 1).sum()} of {held}"
             cells += [f"{geometric(ratio):.3f}", lower] if held else ["-", "-"]
-        sets = [n for task in FIRST for n in raw.sets(task)]
+        if folds:
+            inside = geometric(raw.ratios(sets, model, base, "oof"))
+            cells.append(f"{inside:.3f}" if np.isfinite(inside) else "-")
         cover = raw.means(raw.sets("regression"), [model], "coverage")
         spread = (
             f"{np.nanmin(cover):.2f} to {np.nanmax(cover):.2f}" if np.isfinite(cover).any() else "-"
@@ -252,6 +255,7 @@ def beside(raw, models, base):
         time = geometric(raw.ratios(sets, model, base, SECONDS))
         lines.append([label(model), *cells, spread, number(time)])
     heads = [f"model, beside {label(base)}", "CRPS ratio", "lower on", "log-loss ratio", "lower on"]
+    heads += ["out-of-fold ratio"] if folds else []
     return markdown_table([*heads, "coverage", "CPU seconds ratio"], lines)
 
 
@@ -359,7 +363,13 @@ def page(folder=SUITE):
     if repulsion.rows:
         parts += ["## Repulsion", *repulsion_section(repulsion)]
     if ablation.rows:
-        parts += ["## One part of the recipe at a time", beside(ablation, ablation.arms(), OURS)]
+        sets = [name for task in FIRST for name in ablation.sets(task)]
+        parts += ["## One part of the recipe at a time"]
+        text = (
+            f"Sets of the ten planned that were run, split 0: {', '.join(sets)}. Out-of-fold scores"
+        )
+        parts += [f"{text} are of all training points, and of fewer members each."]
+        parts += [beside(ablation, ablation.arms(), OURS)]
     if development.rows:
         parts += ["## Development half"]
         for task in FIRST:
