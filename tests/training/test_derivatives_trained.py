@@ -135,6 +135,31 @@ def test_inputs_by_name_and_targets_by_name():
         torch.testing.assert_close(named.layers(x), network(x), rtol=0, atol=1e-10)
 
 
+class Points(torch.utils.data.Dataset):
+    """Single points (x, (value, derivatives)), as a torch Dataset has them."""
+
+    def __init__(self):
+        self.x, self.y, self.slopes = points()
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        return self.x[i], (self.y[i], self.slopes[i])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_dataset_of_points_gives_pairs(own):
+    options = {"method": "ensemble", "epochs": EPOCHS, "batch_size": BATCH, "precision": "float64"}
+    options |= {"likelihood": FORCES, "batches": "own" if own else "common", **SGD}
+    run = quick(shoal_of(smooth(), MEMBERS), Points(), **options)
+    if own:
+        assert_trained_alone(run, alone(smooth(), *points(), own=True))
+    assert shoal.predict(run, Points()).derivatives.shape == (MEMBERS, N, 3)
+    found = shoal.evaluate(run, Points(), keep=False).test
+    assert found["derivatives_rmse"] > 0
+
+
 @pytest.mark.filterwarnings("ignore:members run one after another")
 @pytest.mark.parametrize("form", ["pairs", "attribute"])
 def test_molecules_of_different_sizes(form):
@@ -265,6 +290,17 @@ def test_scores_of_values_and_derivatives_by_member_and_in_the_mean():
     assert scores["derivatives_member_rmse"] == pytest.approx(float(by_member))
     values = shoal.evaluate(pred.of_values, y)
     assert scores.items() >= values.items()
+    alone = pred.of_values
+    for name in ("entropy", "aleatoric", "mutual_information", "disagreement"):
+        assert torch.equal(getattr(pred, name)(), getattr(alone, name)())
+    assert torch.equal(pred.sample(2, seed=0), alone.sample(2, seed=0))
+    assert torch.equal(torch.stack(pred.interval(0.9)), torch.stack(alone.interval(0.9)))
+    assert shoal.evaluate(pred, y) == pytest.approx(values)
+    joint = pred.likelihood.log_prob(pred.members, pred.check((y, slopes)))
+    torch.testing.assert_close(pred.log_prob((y, slopes)), joint.logsumexp(0) - math.log(MEMBERS))
+    with pytest.raises(DataError) as caught:
+        shoal.evaluate(pred, (y, slopes[:, :2]))
+    assert_one_sentence(caught.value, "numbers")
     assert 0 <= scores["derivatives_coverage_90"] <= 1
     weighted = shoal.evaluate(pred, (y, slopes), sample_weight=torch.arange(N) % 2)
     odd = shoal.evaluate(pred[1::2], (y[1::2], slopes[1::2]))

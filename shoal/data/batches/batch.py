@@ -54,8 +54,9 @@ def raw_batch(batch: Any, step: int = 0) -> RawBatch:
     RawBatch(x={'input_ids': 1}, y=2, weight=None)
     """
     if isinstance(batch, (tuple, list)) and len(batch) in (2, 3):
+        x, y, *weight = batch
         check_same_rows(*batch)
-        return RawBatch(*batch)
+        return RawBatch(x, tuple(y) if _is_collated_pair(x, y) else y, *weight)
     if isinstance(batch, Mapping):
         name = next((name for name in _TARGETS if name in batch), None)
         weight = next((name for name in _WEIGHTS if name in batch), None)
@@ -74,6 +75,14 @@ def raw_batch(batch: Any, step: int = 0) -> RawBatch:
         f"batch {step} of the loader is a {type(batch).__name__}{size}; wanted a pair "
         f"(x, y): give the loader a collate_fn that returns one"
     )
+
+
+def _is_collated_pair(x: Any, y: Any) -> bool:
+    """Whether targets are a pair, which torch's loaders turn into a list of two batches."""
+    if not (isinstance(y, list) and len(y) == 2 and all(isinstance(t, Tensor) for t in y)):
+        return False
+    rows = [len(t) for t in (*y, x) if isinstance(t, Tensor) and t.ndim > 0]
+    return len(rows) >= 2 and len({*rows}) == 1 and (rows[0] != 2 or y[0].shape != y[1].shape)
 
 
 def check_same_rows(x: Any, y: Any, weight: Any = None) -> None:

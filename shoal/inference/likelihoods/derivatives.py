@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
 from shoal.core.registry import nested_field
@@ -230,14 +229,11 @@ class WithDerivatives(Likelihood):
         columns = values.shape[-1]
         width = self.values.width(columns)
         found = outputs[..., width:].unflatten(-1, (-1, columns))
-        missing = found.shape[-2] - slopes.shape[-2]
-        if missing < 0:
+        if found.shape[-2] != slopes.shape[-2]:
             raise DataError(
                 f"a data point has {slopes.shape[-2]} targets of derivatives, but its input has "
                 f"{found.shape[-2]} numbers"
             )
-        if missing:  # the longest data point is not in this batch
-            slopes = F.pad(slopes, (0, 0, 0, missing), value=math.nan)
         both = (
             (self.values, outputs[..., :width], values),
             (self._noise, found * self._ratio(found), slopes),
