@@ -22,6 +22,7 @@ SLOW_FILES = {
     "test_docs_code",
     "test_draw",
     "test_draw_command",
+    "test_draw_killed",
     "test_evidence",
     "test_export",
     "test_explain",
