@@ -97,10 +97,9 @@ def draw(
         sampler: "mclmc" or "hmc" with gradients of all data, "sghmc" or "sgld" with mini-batches; a
             table with settings, such as {"name": "sghmc", "schedule": "cyclical"}; or an object.
         draws: number of draws K that each chain keeps.
-        warmup: number of steps before the first draw. None is 4000 for "mclmc", 500 trajectories
+        warmup: number of steps before the first draw. None is 2500 for "mclmc", 500 trajectories
             for "hmc", and for mini-batches half as many as come after it.
-        thin: steps from draw to draw. None is 2 for "mclmc", 1 for "hmc", and for mini-batches a
-            quarter of an epoch.
+        thin: steps from draw to draw. None is 1, and for mini-batches a quarter of an epoch.
         batch_size: data points of a mini-batch; None for the run's batch size.
         prior: the prior, if it is another than that of the run.
         cache: compute features that all members have in common once, as in `shoal.fit`; for heads

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
+from shoal.core.tree import per_member
 from shoal.core.types import Tree
 from shoal.inference.samplers.sampler import Clock, Density, registry
 
@@ -83,7 +84,8 @@ class MCLMC:
         """See `Sampler`."""
         log_density, gradient = density(x, 0)
         d = density.numbers.to(x.dtype)
-        u = _unit(Clock(0, 0, 0, seed).normal("direction", x) * density.used)
+        u = Clock(0, 0, 0, seed).normal("direction", x) * density.used
+        u = u / torch.linalg.vector_norm(u, dim=1, keepdim=True)
         one, zero = torch.ones_like(log_density), torch.zeros_like(log_density)
         each = torch.zeros_like(x)
         return {
@@ -101,18 +103,18 @@ class MCLMC:
         """See `Sampler`."""
         d = density.numbers.to(state["x"].dtype)
         size, unit = state["size"], state["unit"]
-        u, first = _turned(state["u"], state["gradient"] * unit, 0.5 * size, d)
-        x = state["x"] + size.unsqueeze(1) * unit * u
+        half = 0.5 * size
+        u, first = _turned(state["u"], state["gradient"] * unit, half, d)
+        x = torch.addcmul(state["x"], size.unsqueeze(1) * unit, u)
         log_density, gradient = density(x, clock.step)
-        u, second = _turned(u, gradient * unit, 0.5 * size, d)
+        u, second = _turned(u, gradient * unit, half, d)
         error = first + second - (log_density - state["log_density"])
-        # A jump of this energy leaves the region where the steps follow the flow.
-        sound = (error.abs() < 4 * d.sqrt() + 20) & torch.isfinite(gradient.sum(1))
-        each = sound.unsqueeze(1)
-        state["x"] = torch.where(each, x, state["x"])
-        state["gradient"] = torch.where(each, gradient, state["gradient"])
-        state["log_density"] = torch.where(sound, log_density, state["log_density"])
-        state["u"] = torch.where(each, u, -state["u"])
+        # A jump of this energy leaves the region where the steps follow the flow. NaN is refused.
+        sound = error.abs() < 4 * d.sqrt() + 20
+        moved = {"x": x, "gradient": gradient, "log_density": log_density, "u": u}
+        if error.device.type == "cuda" or not bool(sound.all()):
+            moved = _where(sound, moved, state | {"u": -state["u"]})
+        state.update(moved)
         share = torch.where(sound, error.square() / d, 0.0)
         if clock.step < clock.warmup:
             self._tune(state, share, sound, clock)
@@ -121,9 +123,10 @@ class MCLMC:
             state["errors"] += share
             state["refused"] += ~sound
             state["steps"] += 1
-        noise = clock.normal("direction", x) * density.used
         spread = (torch.expm1(2 * state["size"] / state["length"]) / d).sqrt()
-        state["u"] = _unit(state["u"] + spread.unsqueeze(1) * noise)
+        noise = clock.normal("direction", x) * density.used
+        u = torch.addcmul(state["u"], spread.unsqueeze(1), noise)
+        state["u"] = u / torch.linalg.vector_norm(u, dim=1, keepdim=True)
 
     def _tune(self, state: Tree, share: Tensor, sound: Tensor, clock: Clock) -> None:
         """The step size whose energy error would be the wanted one."""
@@ -188,8 +191,12 @@ class MCLMC:
         }
 
 
-def _unit(u: Tensor) -> Tensor:
-    return u / torch.linalg.vector_norm(u, dim=1, keepdim=True)
+def _where(sound: Tensor, moved: Tree, before: Tree) -> Tree:
+    """The chains that moved soundly, and the others as they were."""
+    return {
+        name: torch.where(per_member(sound, tensor), tensor, before[name])
+        for name, tensor in moved.items()
+    }
 
 
 def _turned(u: Tensor, gradient: Tensor, time: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,13 +205,11 @@ def _turned(u: Tensor, gradient: Tensor, time: Tensor, d: Tensor) -> tuple[Tenso
     With z = exp(-2δ): (cosh δ + c sinh δ) = e^δ ((1 + c) + (1 - c) z) / 2, which does not overflow.
     """
     length = torch.linalg.vector_norm(gradient, dim=1).clamp(min=1e-30)
-    e = gradient / length.unsqueeze(1)
-    c = (e * u).sum(1)
-    delta = time * length / (d - 1).clamp(min=1)
-    z = (-2 * delta).exp()
+    c = (gradient * u).sum(1) / length
+    delta = time * length / (d - 1)
     root = (-delta).exp()
+    z = root.square()
     total = (0.5 * ((1 + c) + (1 - c) * z)).clamp(min=1e-30)
-    along = 0.5 * ((1 - z) + c * (1 - root).square())
-    turned = (root.unsqueeze(1) * u + along.unsqueeze(1) * e) / total.unsqueeze(1)
-    kinetic = (d - 1).clamp(min=1) * (delta + total.log())
-    return _unit(turned), kinetic
+    along = 0.5 * ((1 - z) + c * (1 - root).square()) / (total * length)
+    turned = torch.addcmul((root / total).unsqueeze(1) * u, along.unsqueeze(1), gradient)
+    return turned, (d - 1) * (delta + total.log())

@@ -10,7 +10,7 @@ from shoal.inference.samplers.sampler import Clock, Density, Sampler
 
 __all__ = ["Plan"]
 
-_WARMUP, _THIN = 4000, 2
+_WARMUP, _THIN = 2500, 1
 """Steps of chains with gradients of all data: before the first draw, and from draw to draw."""
 
 

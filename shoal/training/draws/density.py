@@ -24,6 +24,7 @@ class FlatWeights:
 
     Attributes:
         numbers: number of weights of each member [M].
+        used: 1 for the columns that a member uses, 0 for the others [M, D].
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -32,12 +33,8 @@ class FlatWeights:
         each = [torch.full((g.members,), c) for g, c in zip(ensemble.groups, counts, strict=True)]
         self.numbers = torch.cat(each).to(ensemble.device)
         self.width = max(counts)
-
-    @property
-    def used(self) -> Tensor:
-        """1 for the columns that a member uses, 0 for the others [M, D]."""
         columns = torch.arange(self.width, device=self.numbers.device)
-        return (columns < self.numbers.unsqueeze(1)).to(self.ensemble.dtype)
+        self.used = (columns < self.numbers.unsqueeze(1)).to(ensemble.dtype)
 
     def read(self, tree: Tree | None = None) -> Tensor:
         """The weights, or other tensors like them, as rows."""
@@ -94,6 +91,7 @@ class PosteriorDensity(FlatWeights):
         self.sites, self.points = sites, float(posterior.n)
         self._heat, self._moving = posterior.temperature, ensemble
         self.mapping = default_runner(ensemble.groups, ensemble.device)
+        self._precision = self._precisions()
         self._place = -1
         self._waiting: Iterator[Any] = iter(())
 
@@ -106,12 +104,15 @@ class PosteriorDensity(FlatWeights):
             outputs = self._moving(inputs, self.mapping)
             each = self.posterior.log_likelihood(outputs, targets)
             likelihood = likelihood.add(each.detach(), alpha=share)
-            flat = self.read(pull_back(each, torch.ones_like(each), weights))
-            gradient = share * flat if gradient is None else gradient.add_(flat, alpha=share)
+            flat = self.read(pull_back(each, torch.full_like(each, share), weights))
+            gradient = flat if gradient is None else gradient.add_(flat)
         assert gradient is not None, "training data have at least one batch"
-        prior, score = self._prior()
+        prior, score = self._prior(x)
         log_density = self.points * likelihood + prior
-        return log_density / self._heat, gradient.mul_(self.points).add_(score).div_(self._heat)
+        gradient = gradient.mul_(self.points).add_(score)
+        if self._heat == 1:
+            return log_density, gradient
+        return log_density / self._heat, gradient / self._heat
 
     def cache(self, size: int) -> None:
         """Compute what all members have in common once, and go on behind these features."""
@@ -124,12 +125,23 @@ class PosteriorDensity(FlatWeights):
         self._moving = moving
 
     @torch.no_grad()
-    def _prior(self) -> tuple[Tensor, Tensor]:
-        """Log density of the prior [M], and its gradient [M, D]."""
+    def _prior(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Log density of the prior [M], up to a constant, and its gradient [M, D]."""
         prior: Any = self.posterior.prior
+        if self._precision is not None:
+            score = -self._precision * x
+            return 0.5 * (score * x).sum(1), score
         groups = self.ensemble.groups
         values = torch.cat([prior.log_prob(group.weights) for group in groups])
         return values, self.read(prior.score(self.ensemble.weights))
+
+    def _precisions(self) -> Tensor | None:
+        """1 / std² of every weight under a normal prior [M, D]; None for other priors."""
+        width = getattr(self.posterior.prior, "width", None)
+        if width is None:
+            return None
+        weights = self.ensemble.weights
+        return self.read({n: torch.full_like(t, width(t) ** -2) for n, t in weights.items()})
 
     def _batches(self, step: int) -> Iterator[tuple[Any, float]]:
         """The batches of a step, each with its share of all targets."""
