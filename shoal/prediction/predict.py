@@ -1,11 +1,13 @@
 """`predict`: predictions of trained members, in batches and without gradients."""
 
 import copy
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Protocol
 
 import torch
@@ -48,6 +50,9 @@ __all__ = [
 _BATCH = 1024
 """Inputs per forward pass."""
 
+_IN_MEMORY = 1 << 29
+"""Most bytes of outputs that are kept in memory; more are in a temporary file."""
+
 _CHUNK = 1 << 26
 """Bytes of a part, if the length is unknown; the C library gives such blocks back at once."""
 
@@ -89,7 +94,8 @@ def predict(
             only real input. None for those that the run was trained on, and False for none.
 
     Returns:
-        The prediction; its tensors are on the CPU, in single or double precision. Its quantities
+        The prediction; its tensors are on the CPU, in single or double precision. Outputs of more
+        than 512 MiB are in a temporary file without a name (see TMPDIR). Its quantities
         have the shape of the run's training targets, such as [B] for targets [N].
     """
     checked_size(batch_size)
@@ -188,7 +194,7 @@ class OutputStore(Protocol):
 
 
 class CollectedOutputs:
-    """Outputs of members [M, N, ..., C] in memory.
+    """Outputs of members [M, N, ..., C] in memory, or in a temporary file if they are large.
 
     With a known number of data points the tensor is made once, and batches are copied to their
     places. Otherwise there are parts, and each is freed as soon as it is copied to the result.
@@ -207,6 +213,7 @@ class CollectedOutputs:
         self.count = count or 0
         self.parts: list[Tensor] = []
         self.filled = 0  # data points in the last part
+        self.room = _IN_MEMORY
 
     def add(self, outputs: Tensor) -> None:
         """Take the outputs of the next batch [M, B, ..., C]; a pinned buffer may then change.
@@ -239,7 +246,8 @@ class CollectedOutputs:
         dtype = _kept_type(outputs)
         rows = _CHUNK // max(members * torch.Size(rest).numel() * dtype.itemsize, 1)
         rows = self.count if self.count and not self.parts else max(rows, batch)
-        self.parts.append(outputs.new_empty(members, rows, *rest, dtype=dtype))
+        self.parts.append(_room(outputs, (members, rows, *rest), dtype, self.room))
+        self.room -= self.parts[-1].nbytes
         self.filled = 0
 
     def finish(self, kept: Sequence[int]) -> Tensor:
@@ -258,13 +266,29 @@ class CollectedOutputs:
         if len(parts) == 1:
             return parts[0].contiguous()
         members, _, *rest = parts[0].shape
-        joined = parts[0].new_empty(members, sum(part.shape[1] for part in parts), *rest)
+        shape = members, sum(part.shape[1] for part in parts), *rest
+        joined = _room(parts[0], shape, parts[0].dtype, _IN_MEMORY)
         start = 0
         while parts:
             part = parts.pop()
             joined[:, start : start + part.shape[1]] = part
             start += part.shape[1]
         return joined
+
+
+def _room(like: Tensor, shape: Sequence[int], dtype: torch.dtype, room: int) -> Tensor:
+    """An empty tensor: where `like` is, or in a temporary file if it takes more than `room` bytes.
+
+    The file has no name, and is gone with the tensor. A GPU gives at most half of its free memory.
+    """
+    size = math.prod(shape)
+    if like.is_cuda and 2 * size * dtype.itemsize <= torch.cuda.mem_get_info(like.device)[0]:
+        return like.new_empty(shape, dtype=dtype)
+    if size * dtype.itemsize > room:
+        with suppress(OSError, AttributeError), NamedTemporaryFile(prefix="shoal-") as file:
+            os.posix_fallocate(file.fileno(), 0, size * dtype.itemsize)  # or the disk is full
+            return torch.from_file(file.name, shared=True, size=size, dtype=dtype).view(shape)
+    return torch.empty(shape, dtype=dtype)
 
 
 def _kept_type(outputs: Tensor) -> torch.dtype:

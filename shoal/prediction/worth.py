@@ -230,7 +230,9 @@ def size_curves(
         if not wanted or not registry[name].fits(pred):
             continue
         if name in ("nll", "accuracy"):
-            curves[name] = _drawn_curve(name, pred, points, terms(pred, targets), draws, seed)
+            curves[name] = _drawn_curve(
+                name, pred, points, terms(pred, targets, draws), draws, seed
+            )
         else:
             curves[name] = _quadratic_curve(name, pred, targets, points, draws, terms)
     for name, other in (ood or {}).items():
@@ -350,7 +352,7 @@ def _drawn_curve(
     each, subsets = [], []
     for sets, average in _all_subsets(pred.size // draws, draws, N * width, seed):
         of_points, of_sets = np.zeros(N), np.zeros(len(sets))
-        rows = max(_BLOCK // (len(sets) * width), 1)
+        rows = max(_BLOCK // (max(len(sets), pred.size) * width), 1)
         for start in range(0, N, rows):
             some = slice(start, min(start + rows, N))
             values = scores(average, some).double().cpu().numpy()
@@ -405,17 +407,23 @@ def _drawing_error(sets: np.ndarray, values: np.ndarray, members: int) -> float:
     return float(cycles.std(ddof=1)) / math.sqrt(len(cycles))
 
 
-def _nll(pred: Predictive, y: Tensor) -> tuple[Scores, int]:
+def _nll(pred: Predictive, y: Tensor, draws: int) -> tuple[Scores, int]:
     likelihood = pred.likelihood
-    each = likelihood.log_prob(pred.members, y).double()
+
+    def of_block(part: Predictive, y: Tensor) -> Tensor:
+        each = likelihood.log_prob(part.members, y).double().unflatten(0, (draws, -1))
+        mixed = likelihood.mixture_log_prob(part.members, y, None).double()
+        return torch.cat([each.logsumexp(0) - math.log(draws), mixed[None]]).T
+
+    each, mixed = pred.by_blocks(of_block, y).T.split([pred.size // draws, 1])
     top = each.amax(0).clamp_min(torch.finfo(torch.float64).min)
     density = (each - top).exp()
-    mixed = likelihood.mixture_log_prob(pred.members, y, None).double()
-    usual = torch.allclose(density.mean(0).log() + top, mixed, rtol=1e-4, atol=1e-5)
+    usual = torch.allclose(density.mean(0).log() + top, mixed[0], rtol=1e-4, atol=1e-5)
 
     def scores(average: Tensor, rows: slice) -> Tensor:
         if usual:
-            return -((average.to(density.device) @ density[:, rows]).log() + top[rows])
+            chains = draws * average[:, : len(density)].to(density.device)
+            return -((chains @ density[:, rows]).log() + top[rows])
         sets = [row.nonzero().flatten() for row in average]  # soft labels: an expectation of logs
         parts = [pred.members[chosen.to(pred.members.device)][:, rows] for chosen in sets]
         return -torch.stack([likelihood.mixture_log_prob(part, y[rows], None) for part in parts])
@@ -423,7 +431,7 @@ def _nll(pred: Predictive, y: Tensor) -> tuple[Scores, int]:
     return scores, 1
 
 
-def _accuracy(pred: Predictive, y: Tensor) -> tuple[Scores, int]:
+def _accuracy(pred: Predictive, y: Tensor, draws: int) -> tuple[Scores, int]:
     labels = pred.likelihood.labels(y)
 
     def scores(average: Tensor, rows: slice) -> Tensor:

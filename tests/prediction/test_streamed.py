@@ -131,6 +131,32 @@ def test_a_prediction_needs_its_result_and_one_batch(tmp_path):
     assert file < 40
 
 
+def in_unnamed_file():
+    """Whether this process has a temporary file of ours in its memory map."""
+    with open("/proc/self/maps") as maps:
+        return any("shoal-" in line and "(deleted)" in line for line in maps)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="the system has no such list")
+@pytest.mark.parametrize("data", [X, list(X.split(4))], ids=["length known", "length unknown"])
+@pytest.mark.parametrize("full", [False, True], ids=["disk", "full disk"])
+def test_large_outputs_are_in_a_temporary_file_if_the_disk_has_room(data, full, monkeypatch):
+    expected = predict(ensemble(), X).members
+    module = sys.modules["shoal.prediction.predict"]
+    monkeypatch.setattr(module, "_IN_MEMORY", 3 * 9 * 4 * 4)
+    monkeypatch.setattr(module, "_CHUNK", 3 * 4 * 4 * 4)
+    if full:
+
+        def no_room(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "posix_fallocate", no_room)
+    pred = predict(ensemble(), data, batch_size=4)
+    assert torch.equal(pred.members, expected) and in_unnamed_file() is not full
+    del pred
+    assert not in_unnamed_file()
+
+
 # In blocks -----------------------------------------------------------------------------------
 
 
