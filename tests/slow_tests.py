@@ -54,6 +54,7 @@ SLOW_FILES = {
 }
 
 SLOW = {
+    "test_a_sampler_is_a_contestant_whose_draws_have_the_posteriors_moments",
     "test_a_batch_fraction",
     "test_a_benchmark_of_predictions_has_speed_and_deviation",
     "test_a_cached_run_resumes_without_cache",

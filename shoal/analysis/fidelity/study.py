@@ -27,11 +27,14 @@ from shoal.analysis.fidelity.problems import Problem
 from shoal.analysis.fidelity.reference import Reference
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.core.tree import rows
+from shoal.inference import samplers
 from shoal.inference.ensemble import Ensemble
 from shoal.interaction.methods import METHODS, Method, get
 from shoal.interaction.spaces import LastLayer, Layerwise, Projected
 from shoal.prediction.statistics import mean_and_error
+from shoal.training.draw import draw
 from shoal.training.fit import fit
+from shoal.training.folder.run import Run
 
 __all__ = [
     "EVERY",
@@ -39,9 +42,12 @@ __all__ = [
     "Budget",
     "Row",
     "Study",
+    "check_label",
     "contestant",
     "discrepancy",
     "distances_of",
+    "fitted",
+    "sampled",
     "summarise",
     "train",
 ]
@@ -98,13 +104,63 @@ def contestant(label: str) -> Method:
     return replace(method, repulsion=replace(method.repulsion, space=_SPACES[words[1]]))
 
 
+DRAWS = 50
+"""Draws that each chain of a sampler keeps."""
+
+_LENGTHS, _USUAL = {"hmc": (47, 1)}, (1000, 10)
+"""Steps before the first draw and from draw to draw; about 1,500 gradients for every sampler."""
+
+_RATE = 1e-3
+"""Learning rate of Langevin chains; 0.01 is unstable where the noise is small."""
+
+
+def check_label(label: str) -> None:
+    """Refuse what is neither a method, as `contestant` reads it, nor a sampler."""
+    if label not in samplers.registry:
+        contestant(label)
+
+
 def train(problem: Problem, label: str, budget: Budget, seed: int) -> Tensor:
-    """Flat weights [M, D] of the members after training."""
+    """Flat weights [M, D] of the members after training; of a sampler, those of all draws."""
+    if label in samplers.registry:
+        return sampled(problem, label, fitted(problem, "ensemble", budget, seed), seed)
+    return _flat(fitted(problem, label, budget, seed))
+
+
+def sampled(problem: Problem, label: str, run: Run, seed: int) -> Tensor:
+    """Flat weights [K M, D] of the draws of a sampler whose chains begin at the members of a run.
+
+    Row k M + c is draw k of chain c.
+    """
+    warmup, thin = _LENGTHS.get(label, _USUAL)
+    mini = not samplers.registry.make(label).whole
+    return _flat(
+        draw(
+            run,
+            (problem.x, problem.y),
+            sampler={"name": label, "lr": _RATE} if mini else label,
+            batch_size=len(problem.x) if mini else None,
+            draws=DRAWS,
+            warmup=warmup,
+            thin=thin,
+            prior=problem.prior,
+            seed=seed,
+            progress=False,
+        )
+    )
+
+
+def _flat(run: Run) -> Tensor:
+    return torch.cat([rows(tensor.detach()) for tensor in run.ensemble.weights.values()], 1)
+
+
+def fitted(problem: Problem, label: str, budget: Budget, seed: int) -> Run:
+    """The trained members."""
     ensemble = Ensemble.init(problem.build, budget.members, seed=seed)
     with warnings.catch_warnings():
         # The table shows negligible pushes, so the warning is not needed.
         warnings.simplefilter("ignore", ShoalWarning)
-        fit(
+        return fit(
             ensemble,
             (problem.x, problem.y),
             method=contestant(label),
@@ -118,7 +174,6 @@ def train(problem: Problem, label: str, budget: Budget, seed: int) -> Tensor:
             engine="vmap",
             progress=False,
         )
-    return torch.cat([rows(tensor.detach()) for tensor in ensemble.weights.values()], 1)
 
 
 WIDTH_DRAWS = 1000

@@ -10,7 +10,7 @@ import torch
 from shoal.analysis.fidelity import problems as known
 from shoal.analysis.fidelity import reference as references
 from shoal.analysis.fidelity.certificate import FILE, METHODS
-from shoal.analysis.fidelity.study import EVERY, QUICK, Budget, Row, Study, contestant
+from shoal.analysis.fidelity.study import EVERY, QUICK, Budget, Row, Study, check_label
 from shoal.cli.outcome import Outcome, evaluation_dataset, opened_for
 from shoal.core.display.progress import Ticker, printable
 from shoal.core.display.text import counted, table
@@ -48,7 +48,7 @@ def run(options: Namespace) -> Outcome:
     labels = tuple(options.methods.split(",")) if options.methods else ()
     methods = labels or (QUICK if options.quick else EVERY)
     for label in methods:
-        contestant(label)
+        check_label(label)
     if not options.no_figures:
         require("matplotlib", extra="report")  # before hours of training
     seeds = options.seeds or (1 if options.quick else 5)

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from shoal.analysis.fidelity import problems
+from shoal.analysis.fidelity import problems, study
 from shoal.analysis.fidelity import reference as references
 from shoal.analysis.fidelity import score_shrinkage as law
-from shoal.analysis.fidelity.distances import ksd2, squared_width
+from shoal.analysis.fidelity.distances import covariance_error, ksd2, mean_error, squared_width
 from shoal.analysis.fidelity.study import (
     ALWAYS,
     EVERY,
@@ -82,3 +82,17 @@ def test_one_width_compares_all_methods():
         target = ksd2(own.detach(), scores, wide) / flat.shape[1]
         assert math.isclose(found, target, rel_tol=1e-9)
         assert not math.isclose(found, ksd2(own.detach(), scores) / flat.shape[1], rel_tol=1e-3)
+
+
+def test_a_sampler_is_a_contestant_whose_draws_have_the_posteriors_moments(monkeypatch):
+    """Chains of the linear problem against its closed form; row k M + c is draw k of chain c."""
+    monkeypatch.setattr("shoal.analysis.fidelity.study._USUAL", (300, 5))
+    problem = problems.make("linear")
+    flat = study.train(problem, "mclmc", Budget(8, 60), 0)
+    assert flat.shape == (8 * study.DRAWS, 5)
+    mean, covariance = references.moments(problem)
+    assert mean_error(flat, mean, covariance) < 0.2
+    assert covariance_error(flat, covariance) < 0.35
+    study.check_label("sgld")
+    with pytest.raises(ConfigError, match="NAME:legacy"):
+        study.check_label("kde:best")
