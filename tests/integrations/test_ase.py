@@ -185,6 +185,53 @@ def test_networks_of_torch_geometric_that_were_trained_elsewhere():
         np.testing.assert_allclose(forces, exact, rtol=0, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_committee_of_mace_has_the_results_of_its_own_calculator(double):
+    """Names, shapes and values of mace-torch, whose own calculator is a loop over models."""
+    pytest.importorskip("mace", reason="mace-torch is not installed")
+    from e3nn import o3
+    from mace import data as mace_data
+    from mace import modules
+    from mace.calculators import MACECalculator
+    from mace.tools import torch_geometric, utils
+
+    block = modules.interaction_classes["RealAgnosticResidualInteractionBlock"]
+
+    def mace(seed):
+        torch.manual_seed(seed)
+        return modules.ScaleShiftMACE(
+            r_max=4.0, num_bessel=4, num_polynomial_cutoff=5, max_ell=1, interaction_cls=block,
+            interaction_cls_first=block, num_interactions=2, num_elements=2,
+            hidden_irreps=o3.Irreps("4x0e"), MLP_irreps=o3.Irreps("4x0e"),
+            atomic_energies=np.array([1.0, 3.0]), avg_num_neighbors=4.0, atomic_numbers=[1, 8],
+            correlation=1, gate=nn.functional.silu, atomic_inter_scale=1.0, atomic_inter_shift=0.0,
+        )  # fmt: skip
+
+    class Energy(nn.Module):
+        def __init__(self, network):
+            super().__init__()
+            self.network = network
+
+        def forward(self, batch):
+            return self.network(batch.to_dict(), compute_force=False)["energy"]
+
+    def inputs(atoms):
+        config, table = mace_data.config_from_atoms(atoms), utils.AtomicNumberTable([1, 8])
+        frame = mace_data.AtomicData.from_config(config, z_table=table, cutoff=4.0)
+        return next(iter(torch_geometric.dataloader.DataLoader([frame], batch_size=1)))
+
+    networks = [mace(seed) for seed in range(3)]
+    atoms = ase.Atoms("OHHOHH", 4 * np.random.RandomState(0).rand(6, 3))
+    theirs = MACECalculator(models=networks, device="cpu", default_dtype="float64")
+    theirs.calculate(atoms, ["energy", "forces"])
+    members = shoal.Ensemble.of([Energy(network) for network in networks])
+    mine = Committee(members, inputs=inputs, of="positions")
+    mine.calculate(atoms)
+    names = ("energy", "energy_comm", "energy_var", "forces", "forces_comm", "forces_var")
+    for name in names:
+        np.testing.assert_allclose(mine.results[name], theirs.results[name], rtol=0, atol=1e-12)
+
+
 def _each(atoms):
     atoms.get_forces()
     return atoms.calc.results["forces_comm"]
