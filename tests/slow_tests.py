@@ -9,6 +9,7 @@ parameters, `make test` runs the sum and not the product: see `conftest.py`.
 SLOW_FILES = {
     "test_adapters_page",
     "test_advice",
+    "test_ase",
     "test_auto_mesh",
     "test_chains",
     "test_chains_section",

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from molecules import Molecules, gradients, labelled, molecules, potentials
+from molecules import Molecules, gradients, molecules, potentials
 from small_runs import assert_one_sentence, shoal_of
 from torch import nn
 
@@ -149,4 +149,3 @@ def test_what_has_no_derivatives_says_so():
     with pytest.raises(DataError) as caught:
         shoal.predict(words, torch.zeros(4, 2, dtype=torch.long), derivatives_of=True)
     assert_one_sentence(caught.value, "real input")
-    labelled(molecules([2]))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from molecules import Potential, gradients, labelled, molecules, potentials
+from molecules import gradients, labelled, molecules, potentials
 from small_runs import (
     ENGINES,
     assert_one_sentence,
@@ -390,4 +390,3 @@ def test_wrong_targets_are_refused_in_a_sentence():
     with pytest.raises(ConfigError) as caught:
         WithDerivatives(shoal.likelihoods.Categorical())
     assert_one_sentence(caught.value, "homoscedastic")
-    assert isinstance(Potential()(molecules([2])), torch.Tensor)
