@@ -55,6 +55,7 @@ SLOW_FILES = {
 }
 
 SLOW = {
+    "test_draws_of_a_run_and_of_the_last_layer_are_rows_of_their_own",
     "test_a_sampler_is_a_contestant_whose_draws_have_the_posteriors_moments",
     "test_a_batch_fraction",
     "test_a_benchmark_of_predictions_has_speed_and_deviation",

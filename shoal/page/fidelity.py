@@ -12,7 +12,7 @@ import torch
 from shoal import plots
 from shoal.analysis.fidelity import problems
 from shoal.analysis.fidelity import reference as references
-from shoal.analysis.fidelity.certificate import LAPLACE, RUN, Certificate
+from shoal.analysis.fidelity.certificate import ITSELF, LAPLACE, RUN, Certificate
 from shoal.analysis.fidelity.reference import LIMIT
 from shoal.analysis.fidelity.score_shrinkage import measure
 from shoal.analysis.fidelity.study import ALWAYS, Budget, Row, discrepancy, summarise, train
@@ -181,6 +181,8 @@ COLUMNS = {
     "tv/on": "total variation, test",
     "frechet/off": "Fréchet, OOD",
     "tv/off": "total variation, OOD",
+    "coverage/on": "inside 90 %, test",
+    "coverage/off": "inside 90 %, OOD",
     "weights/sliced": "weights, sliced W2",
 }
 """Distances of the table and the figure, with their titles."""
@@ -221,11 +223,16 @@ def _quality(certificate: Certificate) -> str:
 
 def _closeness(certificate: Certificate) -> str:
     rows = {label: row["frechet/on"] for label, row in certificate.distances.items()}
-    others = {label: v for label, v in rows.items() if label not in (RUN, ALWAYS, LAPLACE)}
+    apart = (RUN, ALWAYS, LAPLACE, ITSELF)
+    others = {label: v for label, v in rows.items() if label not in apart}
+    run, chains = "this run", certificate.chains
+    if chains:
+        run = f"this run ({chains} chains of {certificate.members // chains:,} draws)"
+    error = f", with an error of {number(rows[ITSELF], 0.005)}" if ITSELF in rows else ""
     text = (
-        f"The Fréchet distance of this run on test inputs is {number(rows[RUN], 0.005)} posterior "
-        f"standard deviations. {certificate.members} exact draws have "
-        f"{number(rows[ALWAYS], 0.005)}, and Laplace has {number(rows[LAPLACE], 0.005)}."
+        f"The Fréchet distance of {run} on test inputs is {number(rows[RUN], 0.005)} posterior "
+        f"standard deviations{error}. {certificate.exact or certificate.members:,} exact draws "
+        f"have {number(rows[ALWAYS], 0.005)}, and Laplace has {number(rows[LAPLACE], 0.005)}."
     )
     if not others:
         return text
@@ -273,12 +280,12 @@ def _cell(value: float | None) -> str:
 
 def certificate_figure(certificate: Certificate) -> Any:
     """All methods and distances as shades with numbers."""
+    compared = {label: row for label, row in certificate.distances.items() if label != ITSELF}
     names = [
-        n for n in shown(certificate) if all(n in row for row in certificate.distances.values())
+        name
+        for name in shown(certificate)
+        if not name.startswith("coverage") and all(name in row for row in compared.values())
     ]
     titles = {name: COLUMNS[name].replace(", ", ",\n") for name in names}
-    rows = {
-        label: {titles[name]: row[name] for name in names}
-        for label, row in certificate.distances.items()
-    }
+    rows = {label: {titles[n]: row[n] for n in names} for label, row in compared.items()}
     return plots.distances(rows, "distance")

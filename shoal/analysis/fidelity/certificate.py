@@ -1,4 +1,5 @@
-"""Distances of a run, of the same last layers trained otherwise, and of Laplace, to the posterior.
+"""Distances of a run, of the same last layers trained or drawn otherwise, and of Laplace, to the
+posterior.
 
 The posterior of the last layer given the trunk comes from the no-U-turn sampler, or in closed form
 for known normal noise. The sampler works in coordinates that Laplace's covariance whitens. The
@@ -7,7 +8,7 @@ certificate is stored in the folder of the run, or in its `results` without a fo
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from shoal.analysis.fidelity.distances import (
 from shoal.analysis.fidelity.last_layer_problem import LastLayer, last_layer_problem
 from shoal.analysis.fidelity.problems import Problem
 from shoal.analysis.fidelity.reference import LIMIT, Reference, Whitening
-from shoal.analysis.fidelity.study import ALWAYS, Budget, contestant, discrepancy, train
+from shoal.analysis.fidelity.study import ALWAYS, Budget, check_label, discrepancy, train
 from shoal.analysis.stored_results import keep_result, stored_table
 from shoal.core.display.text import seconds
 from shoal.core.errors import CheckpointCorrupt, ConfigError
@@ -34,6 +35,7 @@ from shoal.core.optional import require
 from shoal.data.dataset import Dataset, Split
 from shoal.inference.likelihoods import Gaussian
 from shoal.training.folder.own_data import again
+from shoal.training.folder.run_folder import DRAWS
 
 __all__ = [
     "FILE",
@@ -49,12 +51,16 @@ __all__ = [
 
 
 METHODS = ("ensemble", "kde", "f-kde", "f-svgd", "kde:calibrated", "f-kde:calibrated",
-           "f-svgd:calibrated")  # fmt: skip
-"""Methods that train the same last layers for comparison."""
+           "f-svgd:calibrated", "mclmc")  # fmt: skip
+"""Methods that train the same last layers for comparison, and a sampler that draws them."""
 
-RUN, LAPLACE = "this run", "last-layer Laplace"
+RUN, LAPLACE, ITSELF = "this run", "last-layer Laplace", "error of the posterior"
 LAPLACE_DRAWS, WARMUP = 1000, 300
-_LARGEST = 4000
+_HALVED = ("mean", "std", "frechet", "tv", "calibration")
+_COMPARED = 300
+"""Draws of the posterior whose weights are compared."""
+
+_LARGEST, _EXACT = 4000, 4000
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Certificate:
     """How close the members of a run are to the posterior of its last layer.
 
     Attributes:
-        members: number of finite members.
+        members: number of finite members; of a run of draws, the draws of all chains.
         layer: name of the last layer.
         features: number of inputs of the last layer.
         outputs: number of its outputs.
@@ -73,6 +79,8 @@ class Certificate:
         reference: method and quality of the posterior: R-hat, effective draws, divergences.
         distances: by method, then by name; `NAME/on` at test inputs, `NAME/off` at OOD inputs.
         step: training step of the run.
+        chains: number of chains of a run of draws; 0 if members are no draws.
+        exact: number of exact draws in the row of the posterior's draws; 0 for `members` of them.
     """
 
     members: int
@@ -86,6 +94,8 @@ class Certificate:
     reference: dict[str, Any]
     distances: dict[str, dict[str, float]]
     step: int
+    chains: int = 0
+    exact: int = 0
 
     @property
     def converged(self) -> bool:
@@ -118,7 +128,7 @@ def certify(
 ) -> Certificate:
     """Sample the posterior of the last layer and measure all distances; see `shoal.fidelity`."""
     for label in methods:
-        contestant(label)
+        check_label(label)
     layer = last_layer_problem(run, data, points, seed=seed)
     _check_size(layer, chains, draws, within)
     problem = layer.problem
@@ -127,25 +137,50 @@ def certify(
         require("numpyro", extra="fidelity")  # before any work
     whitening = laplace(problem)
     if gaussian:
-        reference = references.closed_form(problem, 4000)
+        whole = references.closed_form(problem, _EXACT, kept=_EXACT)
     else:
-        reference = references.sampled(problem, WARMUP, draws, chains, seed, whitening)
-    tell(f"posterior: {reference.diagnostics['method']}")
+        count = chains * draws
+        whole = references.sampled(problem, WARMUP, draws, chains, seed, whitening, kept=count)
+    tell(f"posterior: {whole.diagnostics['method']}")
+    reference = replace(whole, draws=_spaced(whole.draws, _COMPARED))
     members = len(layer.outputs["on"])
-    distances = {RUN: _of_run(layer, reference)}
+    exact = min(members, len(whole.draws) // 2)
+    sampling = int(run.config.get(DRAWS, {}).get("chains", 0))
+    distances = {RUN: _of_run(layer, reference), ITSELF: _own_error(problem, whole)}
     random = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(reference.draws), generator=random)[:members]
-    distances[ALWAYS] = _of_weights(problem, reference, reference.draws[order])
+    order = torch.randperm(len(whole.draws), generator=random)[:exact]
+    distances[ALWAYS] = _of_weights(problem, reference, whole.draws[order])
     distances[LAPLACE] = _of_weights(problem, reference, _drawn(whitening, random))
     plan = budget or Budget()
-    plan = Budget(members, plan.steps, plan.lr)
+    plan = Budget(sampling or members, plan.steps, plan.lr)
     for label in methods:
         distances[label] = _of_weights(problem, reference, train(problem, label, plan, seed))
         tell(label)
     return Certificate(
         members, layer.layer, problem.x.shape[1], problem.outputs, layer.points, layer.all_points,
         layer.flat is not None, layer.off, reference.diagnostics, distances, step_of(run),
+        sampling, exact,
     )  # fmt: skip
+
+
+def _own_error(problem: Problem, reference: Reference) -> dict[str, float]:
+    """What the distances would be to the same posterior from other draws.
+
+    The draws of one half are compared with those of the other. Each half has half the draws, so
+    moments differ by twice the error of all draws.
+    """
+    first, second = reference.draws.chunk(2)
+    apart = function_distances(problem, references.summary(problem, first, {}), second)
+    return {
+        name: value / 2 if name.partition("/")[0] in _HALVED else value
+        for name, value in apart.items()
+    }
+
+
+def _spaced(flat: Tensor, count: int) -> Tensor:
+    """At most `count` rows, evenly spaced."""
+    index = torch.linspace(0, len(flat) - 1, count).long() if len(flat) > count else slice(None)
+    return flat[index]
 
 
 def _check_size(layer: LastLayer, chains: int, draws: int, within: float) -> None:
@@ -210,10 +245,11 @@ def _drawn(whitening: Whitening, random: torch.Generator) -> Tensor:
 def _of_weights(problem: Problem, reference: Reference, flat: Tensor) -> dict[str, float]:
     """Distances in predictions and in weights, which the prior identifies."""
     distances = function_distances(problem, reference, flat)
+    flat = _spaced(flat, LAPLACE_DRAWS)
     distances["weights/sliced"] = sliced_wasserstein(flat, reference.draws)
     distances["weights/mmd"] = mmd(flat, reference.draws)
     if len(flat) > 1:
-        distances["stein"] = discrepancy(problem, reference, flat[:100])
+        distances["stein"] = discrepancy(problem, reference, _spaced(flat, 100))
     return distances
 
 

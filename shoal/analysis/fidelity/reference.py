@@ -39,6 +39,7 @@ __all__ = [
     "sample_chains",
     "sampled",
     "save",
+    "summary",
     "widths",
 ]
 
@@ -155,7 +156,8 @@ class Reference:
         draws: some draws of the flat weights [R, D].
         mean: mean outputs, or probabilities, at the inputs on and off the data [A + B, C].
         std: standard deviation of the outputs, or probabilities, over the posterior [A + B, C].
-        quantiles: evenly spaced quantiles of the outputs, for regression [Q, A + B, C].
+        quantiles: evenly spaced quantiles of the outputs, or probabilities [Q, A + B, C]; None in
+            stored references of classes.
         diagnostics: method and quality of the reference.
     """
 
@@ -182,13 +184,13 @@ def moments(problem: Problem) -> tuple[Tensor, Tensor]:
     return covariance @ design.mT @ problem.y.double() / noise, covariance
 
 
-def closed_form(problem: Problem, draws: int = 20000) -> Reference:
-    """The linear problem's posterior, from independent exact draws."""
+def closed_form(problem: Problem, draws: int = 20000, kept: int = _KEPT) -> Reference:
+    """The linear problem's posterior, from independent exact draws, of which some are kept."""
     mean, covariance = moments(problem)
     random = torch.Generator().manual_seed(0)
     noise = torch.randn(draws, len(mean), generator=random, dtype=torch.float64)
     flat = (mean + noise @ torch.linalg.cholesky(covariance).mT).float()
-    return _summary(problem, flat, {"method": "closed form", "draws": draws})
+    return summary(problem, flat, {"method": "closed form", "draws": draws}, kept)
 
 
 def make(
@@ -214,6 +216,7 @@ def sampled(
     chains: int,
     seed: int = 0,
     around: Whitening | None = None,
+    kept: int = _KEPT,
 ) -> Reference:
     """The posterior from Markov chains; `diagnostics` say how well the chains agree."""
     result = sample_chains(problem, warmup, draws, chains, seed, around)
@@ -224,7 +227,7 @@ def sampled(
         "method": result.sampler, "chains": chains, "warmup": warmup, "draws": draws,
         "rhat": rhat, "effective": effective, "divergences": result.divergences, "seed": seed,
     }  # fmt: skip
-    return _summary(problem, result.draws.flatten(0, 1), diagnostics)
+    return summary(problem, result.draws.flatten(0, 1), diagnostics, kept)
 
 
 def _values(problem: Problem, flat: Tensor) -> Tensor:
@@ -233,12 +236,15 @@ def _values(problem: Problem, flat: Tensor) -> Tensor:
     return outputs.softmax(-1) if problem.classes else outputs
 
 
-def _summary(problem: Problem, flat: Tensor, diagnostics: dict[str, Any]) -> Reference:
+def summary(
+    problem: Problem, flat: Tensor, diagnostics: dict[str, Any], kept: int = _KEPT
+) -> Reference:
+    """The posterior from draws of the flat weights [R, D], of which some are kept."""
     values = _values(problem, flat)
     levels = (torch.arange(_QUANTILES) + 0.5) / _QUANTILES
-    quantiles = None if problem.classes else values.quantile(levels, dim=0)
-    kept = flat[torch.linspace(0, len(flat) - 1, _KEPT).long()]
-    return Reference(kept, values.mean(0), values.std(0), quantiles, diagnostics)
+    quantiles = torch.cat([part.quantile(levels, dim=0) for part in values.split(16, 1)], 1)
+    some = flat[torch.linspace(0, len(flat) - 1, kept).long()]
+    return Reference(some, values.mean(0), values.std(0), quantiles, diagnostics)
 
 
 def save(reference: Reference, path: Path) -> None:

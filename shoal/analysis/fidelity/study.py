@@ -293,6 +293,10 @@ def summarise(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, tuple[floa
     for row in rows:
         by_method.setdefault((row.problem, row.method), []).append(row.distances)
     return {
-        where: {name: mean_and_error([d[name] for d in several]) for name in several[0]}
+        where: {
+            name: mean_and_error([d[name] for d in several])
+            for name in several[0]
+            if all(name in d for d in several)  # older rows have fewer distances
+        }
         for where, several in by_method.items()
     }

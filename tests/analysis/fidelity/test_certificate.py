@@ -13,6 +13,7 @@ from shoal.analysis.fidelity import problems
 from shoal.analysis.fidelity import reference as references
 from shoal.analysis.fidelity.certificate import (
     FILE,
+    ITSELF,
     RUN,
     certify,
     laplace,
@@ -140,7 +141,9 @@ def test_heads_on_one_trunk_are_compared_in_weights_and_predictions(pretended):
     assert {"frechet/on", "frechet/off", "tv/on", "weights/sliced", "stein"} <= own.keys()
     assert found.distances[ALWAYS]["frechet/on"] < own["frechet/on"]
     assert found.distances["last-layer Laplace"]["frechet/on"] < 0.3
-    assert set(found.distances) == {RUN, ALWAYS, "last-layer Laplace", "kde:calibrated"}
+    rows = {RUN, ITSELF, ALWAYS, "last-layer Laplace", "kde:calibrated"}
+    assert set(found.distances) == rows
+    assert 0 < found.distances[ITSELF]["frechet/on"] < found.distances[ALWAYS]["frechet/on"]
 
 
 def test_members_with_trunks_of_their_own_are_compared_in_predictions():
@@ -151,6 +154,24 @@ def test_members_with_trunks_of_their_own_are_compared_in_predictions():
     assert found.distances[RUN]["frechet/on"] > found.distances[ALWAYS]["frechet/on"]
     text = " ".join(certificate_sentences(found))
     assert "trunk of member 0" in text and "closed form" in text and "trunks of their own" in text
+
+
+def test_draws_of_a_run_and_of_the_last_layer_are_rows_of_their_own(monkeypatch):
+    """Chains of the last layer reach its closed form, which plain members do not."""
+    monkeypatch.setattr("shoal.analysis.fidelity.study._USUAL", (400, 5))
+    run, data = trained(curve, 1, shared=True)
+    train = data.train.x, data.train.y
+    drawn = shoal.draw(run, train, draws=40, warmup=400, thin=5, progress=False)
+    found = certify(drawn, data, methods=("ensemble", "mclmc"), budget=QUICK)
+    assert (found.members, found.chains, found.exact) == (200, 5, 200)
+    distances = {label: row["frechet/on"] for label, row in found.distances.items()}
+    assert distances[RUN] < 0.35 and distances["mclmc"] < 0.35 < distances["ensemble"]
+    assert distances[ITSELF] < 0.1 and distances[ITSELF] < distances[ALWAYS]
+    for label in (RUN, "mclmc", ALWAYS, ITSELF):
+        assert found.distances[label]["coverage/on"] == pytest.approx(0.9, abs=0.08)
+    assert found.distances["ensemble"]["coverage/on"] > 0.97  # members too close together
+    text = " ".join(certificate_sentences(found))
+    assert "5 chains of 40 draws" in text and "with an error of 0.0" in text
 
 
 def test_a_subset_and_chains_that_disagree_are_told(pretended):
@@ -217,7 +238,8 @@ def test_the_certificate_stays_with_the_run(tmp_path):
     lines = certificate_text(made).splitlines()
     assert any(line.startswith("this run") for line in lines)
     axes = certificate_figure(made).axes[0]
-    assert [t.get_text() for t in axes.get_yticklabels()] == list(made.distances)
+    rows = [label for label in made.distances if label != ITSELF]
+    assert [t.get_text() for t in axes.get_yticklabels()] == rows
     value = json.loads((tmp_path / "run" / FILE).read_text())
     (tmp_path / "run" / FILE).write_text(json.dumps({**value, "members": 3}))
     with pytest.raises(CheckpointCorrupt):

@@ -92,7 +92,7 @@ def test_a_sampler_is_a_contestant_whose_draws_have_the_posteriors_moments(monke
     assert flat.shape == (8 * study.DRAWS, 5)
     mean, covariance = references.moments(problem)
     assert mean_error(flat, mean, covariance) < 0.2
-    assert covariance_error(flat, covariance) < 0.35
+    assert covariance_error(flat, covariance) < 0.6  # 1 for members at the mode
     study.check_label("sgld")
     with pytest.raises(ConfigError, match="NAME:legacy"):
         study.check_label("kde:best")
