@@ -289,8 +289,8 @@ def test_the_page_names_what_is_worse_what_failed_and_what_was_not_reached(tmp_p
     write_rows(tmp_path / "judging-b.csv", {("boston", "shoal"): (0.5, 0.5, 0.5)}, "2")
     page.page(tmp_path)
     text = (tmp_path / "README.md").read_text()
-    assert "| concrete | CRPS | CatBoost | 11.1 % | 2 of 3 |" in text
-    assert "| yacht | CRPS | bde | 5.3 % | 1 of 1 |" in text  # on the one split that bde has
+    assert "| concrete | CRPS | CatBoost | 11.1 % | 0.1 | 2 of 3 |" in text
+    assert "| yacht | CRPS | bde | 5.3 % | 0.05 | 1 of 1 |" in text  # on the one split that bde has
     assert "| 2. lowest CRPS on six of eight UCI problems | 6 of 8:" in text
     assert "| 3. no ratio above 1.05, regression | concrete 1.11, yacht 1.05 | **no** |" in text
     assert "was run with code of 2 states: 1; 2." in text

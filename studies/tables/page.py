@@ -213,7 +213,9 @@ def covered(raw, model, low, high, points, asked):
     found = {name: raw.mean(name, model, "coverage") for name in sets}
     found = {name: value for name, value in found.items() if np.isfinite(value)}
     outside = [f"{name} {v:.3f}" for name, v in found.items() if not low <= v <= high]
-    inside = f"all {len(found)} sets" if not outside else f"outside: {', '.join(outside)}"
+    inside = f"all {len(found)} sets"
+    if outside:
+        inside = f"outside: {', '.join(outside)}, of {len(found)} sets"
     return [[asked, inside, not outside]] if found else []
 
 
@@ -227,10 +229,12 @@ def behind(raw):
                 ours, theirs = (raw.values(name, model, score) for model in (OURS, other))
                 both = ours.keys() & theirs.keys()
                 worse = sum(ours[k] > theirs[k] for k in both)
-                share = f"{100 * (ratio - 1):.1f} %"
-                cells = [name, TITLES[score], label(other), share, f"{worse} of {len(both)}"]
+                share, mean = f"{100 * (ratio - 1):,.1f} %", np.mean([theirs[k] for k in both])
+                cells = [name, TITLES[score], label(other), share, number((ratio - 1) * mean)]
+                cells += [f"{worse} of {len(both)}"]
                 lines.append(cells)
-    heads = ["set", "score", "best other model", "Shoal is higher by", "splits with a higher score"]
+    heads = ["set", "score", "best other model", "Shoal is higher by", "that is"]
+    heads += ["splits with a higher score"]
     return markdown_table(heads, lines) if lines else "On no set is another default model better."
 
 
@@ -259,6 +263,10 @@ def beside(raw, models, base):
     return markdown_table([*heads, "coverage", "CPU seconds ratio"], lines)
 
 
+FEWEST = 5
+"""Sets that a model needs for a rank beside those with all sets."""
+
+
 def some_sets(raw):
     """Models with rows for some sets alone: beside ours, and ranks where all models have rows."""
     first, every = raw.at(SPLITS[0]), [n for task in FIRST for n in raw.sets(task)]
@@ -268,12 +276,14 @@ def some_sets(raw):
         return []
     parts = ["## Models on some of the sets", beside(raw, few, OURS)]
     for task, score in FIRST.items():
-        sets = [n for n in first.sets(task) if all(first.has(n, m) for m in models)]
-        if len(sets) > 1:
-            table, found = rank_table(first, task, models, sets)
+        there = {m: {n for n in first.sets(task) if first.has(n, m)} for m in models}
+        enough = [m for m in models if len(there[m]) >= FEWEST]
+        sets = [n for n in first.sets(task) if all(n in there[m] for m in enough)]
+        if set(enough) & set(few) and len(sets) >= FEWEST:
+            table, found = rank_table(first, task, enough, sets)
             text = (
-                f"{TITLES[score]} on split 0 of the {len(sets)} {task} sets that all "
-                f"{len(models)} default models have: {', '.join(sets)}. Friedman's test: "
+                f"{TITLES[score]} on split 0 of the {len(sets)} {task} sets that {len(enough)} "
+                f"default models have: {', '.join(sets)}. Friedman's test: "
                 f"p = {found.p_value:.2g}; critical difference {found.critical:.2f}."
             )
             parts += [text, table]
