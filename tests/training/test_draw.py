@@ -117,7 +117,7 @@ def test_draws_of_hmc_are_those_of_the_conjugate_posterior():
     for found, wanted in ((away, 0.0), (away.square(), exact.diagonal())):
         each = found.mean(0)
         errors = (each.mean(0) - wanted) / (each.std(0) / 40**0.5)
-        assert errors.abs().max() < 4, errors
+        assert errors.abs().max() < 5, errors
 
 
 class TestRefusals:

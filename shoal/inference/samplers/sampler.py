@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
-from shoal.core.random import key, many_normal, uniform
+from shoal.core.random import generator, key, normal, uniform
 from shoal.core.registry import Registry
 from shoal.core.types import Tree
 from shoal.core.values import describe_value
@@ -63,7 +64,10 @@ class Clock:
 
     def normal(self, purpose: str, like: Tensor) -> Tensor:
         """Standard normal numbers like chains [M, D]; seed, purpose and step fix them."""
-        return many_normal(key(self.seed, purpose, self.step, like.device), like.shape, like.dtype)
+        if like.device.type == "cpu":  # a generator takes a tenth of the time of hashed numbers
+            random = generator(self.seed, purpose, self.step)
+            return torch.randn(like.shape, generator=random, dtype=torch.float32).to(like.dtype)
+        return normal(key(self.seed, purpose, self.step, like.device), like.shape, like.dtype)
 
     def uniform(self, purpose: str, like: Tensor) -> Tensor:
         """Numbers in [0, 1) of the shape, in double precision; seed, purpose and step fix them."""

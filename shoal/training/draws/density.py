@@ -89,16 +89,16 @@ class PosteriorDensity(FlatWeights):
         super().__init__(ensemble)
         self.posterior, self.batches, self.whole = posterior, batches, whole
         self.sites, self.points = sites, float(posterior.n)
-        self._heat, self._moving = posterior.temperature, ensemble
+        self._heat, self._moving = posterior.temperature, ensemble.train(False)
         self.mapping = default_runner(ensemble.groups, ensemble.device)
         self._precision = self._precisions()
+        self._pieces: list[tuple[Any, float]] = []
         self._place = -1
         self._waiting: Iterator[Any] = iter(())
 
     def __call__(self, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """See `samplers.Density`."""
         self.write(x)
-        self._moving.train(False)
         weights, likelihood, gradient = self._moving.weights, x.new_zeros(len(x)), None
         for (inputs, targets), share in self._batches(step):
             outputs = self._moving(inputs, self.mapping)
@@ -122,7 +122,7 @@ class PosteriorDensity(FlatWeights):
             )
         seed = self.batches.seed
         moving, self.batches = behind_features(self.ensemble, self.batches, size, seed, mode=False)
-        self._moving = moving
+        self._moving, self._pieces = moving.train(False), []
 
     @torch.no_grad()
     def _prior(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,20 +148,16 @@ class PosteriorDensity(FlatWeights):
         if not self.whole:
             yield self._batch(step), 1.0
             return
-        for batch in self._sweep():
-            yield batch, self._share(batch)
-
-    def _sweep(self) -> Iterator[Any]:
-        batches = self.batches
-        if isinstance(batches, LoaderBatches):
-            return batches.sweep()
-        parts = range(0, batches.n, batches.batch_size)
-        size = batches.batch_size
-        return iter([(batches.x[i : i + size], batches.y[i : i + size]) for i in parts])
+        if isinstance(self.batches, LoaderBatches):
+            yield from ((batch, self._share(batch)) for batch in self.batches.sweep())
+            return
+        if not self._pieces:
+            x, y, size = self.batches.x, self.batches.y, self.batches.batch_size
+            parts = [slice(i, i + size) for i in range(0, self.batches.n, size)]
+            self._pieces = [((x[part], y[part]), self._share((x[part], y[part]))) for part in parts]
+        yield from self._pieces
 
     def _share(self, batch: Any) -> float:
-        if isinstance(self.batches, ArrayBatches) and self.batches.batch_size >= self.batches.n:
-            return 1.0
         _, y = batch
         return total_weight(self.posterior.likelihood, y, self.sites) / self.points
 
