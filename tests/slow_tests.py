@@ -24,6 +24,7 @@ SLOW_FILES = {
     "test_draw",
     "test_draw_command",
     "test_draw_killed",
+    "test_estimator_draws",
     "test_evidence",
     "test_export",
     "test_explain",

@@ -593,6 +593,10 @@ def _grow(parser: argparse.ArgumentParser) -> None:
     _machine(parser)
 
 
+def _members(text: str) -> int:
+    return _count(text, "members")
+
+
 def _draws(text: str) -> int:
     return _count(text, "draws")
 
@@ -685,6 +689,7 @@ def _export(parser: argparse.ArgumentParser) -> None:
         help="weights of the members (default: uniform)",
     )
     add("--members", action="store_true", help="add the outputs of every member")
+    add("--most", type=_members, metavar="M", help="write at most M members, evenly spaced")
     add("--quantiles", metavar="Q,Q", type=_levels, help="levels of quantiles, such as 0.05,0.95")
     add("--merge", action="store_true", help="multiply adapters into the weights of their layers")
     add("--precision", choices=("float16", "int8"), help="smaller weights of an .onnx file")

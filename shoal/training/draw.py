@@ -216,6 +216,7 @@ def _config(run: Run, chains: Ensemble, plan: Plan, precision: str, prior: Any) 
     """The settings of the run of draws: those of the training, and how its members were drawn."""
     models = model_config(chains)["model"]
     config = {**run.config, "members": plan.draws * chains.members}
+    config.pop("folds", None)  # chains see all points
     config["model"] = [table | {"members": plan.draws * table["members"]} for table in models]
     if prior is not None:
         config["prior"] = spec_of(priors.registry, _prior(run, prior))

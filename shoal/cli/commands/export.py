@@ -21,6 +21,7 @@ def run(options: Namespace) -> Outcome:
         None if options.inputs is None else load_file(options.inputs).x,
         weights=options.weights,
         members=options.members,
+        most=options.most,
         quantiles=options.quantiles or (),
         merge=options.merge,
         precision=options.precision,

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from shoal.analysis.evidence.compute_evidence import member_weights
-from shoal.core.arguments import checked, instance_of, list_of, one_of, positive, share, text
+from shoal.core.arguments import checked, instance_of, list_of, one_of, positive, share, text, whole
 from shoal.core.arguments import path as path_of
 from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
 from shoal.core.structure import Inputs, Structured
@@ -54,6 +54,7 @@ from shoal.prediction.predictive import Predictive
 from shoal.training.folder.own_data import PREPARED_BY, own_data
 from shoal.training.folder.provenance import drawn_inputs
 from shoal.training.folder.run import Run, load
+from shoal.training.folder.run_folder import DRAWS
 
 if TYPE_CHECKING:
     from shoal.integrations.export.estimator import EstimatorFile
@@ -69,6 +70,7 @@ __all__ = ["Exported", "export"]
     classes=list_of(text),
     preprocessing=instance_of(Mapping, "a dict of plain values"),
     tolerance=positive,
+    most=whole,
     likelihood=known_likelihood,
 )
 def export(
@@ -81,6 +83,7 @@ def export(
     data: Any = None,
     members: bool = False,
     quantiles: Sequence[float] = (),
+    most: int | None = None,
     merge: bool = False,
     precision: str | None = None,
     compile: bool = False,
@@ -105,6 +108,8 @@ def export(
         data: data for named weights, as of `predict`.
         members: add the outputs of every member, `members` [M, B, C].
         quantiles: levels, such as (0.05, 0.95), for likelihoods of real targets.
+        most: write at most so many members, evenly spaced, such as draws of all chains; the file is
+            compared with predictions of these. A run of more than 64 draws needs it.
         merge: multiply adapters into their layers; the file then holds a network per member.
         precision: "float16" or "int8" for smaller ONNX files; the difference is measured.
         compile: write a .pt2 package of compiled code for this kind of machine (AOTInductor).
@@ -116,11 +121,11 @@ def export(
     """
     place = Path(path)
     _check_format(place, precision, compile)
-    table = None
+    source = load(Path(source)) if isinstance(source, str | os.PathLike) else source
+    source, table = _with_fewer(source, most, weights), None
     if callable(getattr(source, "predictive", None)):
         table = _of_estimator(source, place, x, precision, likelihood, classes)
         source, x, classes = table.model.precise_run, table.rows, table.class_names
-    source = load(Path(source)) if isinstance(source, str | os.PathLike) else source
     ensemble = getattr(source, "ensemble", source)
     if not isinstance(ensemble, Ensemble):
         raise ConfigError(f"export needs a run or an ensemble, not {type(source).__name__}")
@@ -154,6 +159,37 @@ def export(
 
     expected = values_of(pred, names)
     return written(module, place, _tensors(rows[:7]), expected, facts, limit, write, opened)
+
+
+_DRAWS = 64
+"""Draws from which on a file would be slow to write and to load."""
+
+
+def _with_fewer(source: Any, most: int | None, weights: Any) -> Any:
+    """The source with at most so many members; a run of many draws says that it needs a number."""
+    run = getattr(source, "run_", source)
+    ensemble = getattr(run, "ensemble", run)
+    count = getattr(ensemble, "members", 0)
+    if most is None:
+        if DRAWS in getattr(run, "config", {}) and count > _DRAWS:
+            raise ConfigError(
+                f"one file cannot hold {count:,} draws well; type most=32 for so many of them, "
+                f"evenly spaced"
+            )
+        return source
+    if not isinstance(weights, str) or weights != "uniform":
+        raise ConfigError("weights belong to all members; leave out most or weights")
+    if not isinstance(ensemble, Ensemble):
+        return source
+    fewer = ensemble.spaced(most)
+    if run is ensemble:
+        return fewer
+    run = replace(run, ensemble=fewer)
+    if not hasattr(source, "run_"):
+        return run
+    model = copy.copy(source)
+    model.run_ = run
+    return model
 
 
 def _of_estimator(

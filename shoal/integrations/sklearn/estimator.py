@@ -27,6 +27,7 @@ from torch import nn
 from shoal.core.arguments import checked, share, whole
 from shoal.core.caller import calling
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
+from shoal.core.registry import nearest
 from shoal.data.batches.batch import check_same_rows
 from shoal.data.batches.sources import as_split
 from shoal.data.dataset import Dataset, Split
@@ -39,6 +40,7 @@ from shoal.evaluation.predict import predict
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, HeteroscedasticGaussian, Likelihood
 from shoal.inference.priors import Gaussian
+from shoal.inference.samplers import known_sampler
 from shoal.integrations.sklearn.columns import as_numbers, is_table, merged, rows_of
 from shoal.integrations.sklearn.continued import LOOP, begun, next_pass
 from shoal.integrations.sklearn.drift import Drift, drift_of, sketches
@@ -62,6 +64,7 @@ from shoal.integrations.sklearn.presets import Clock, Patience, Recipe, batch_fo
 from shoal.models.blueprint import Architecture, Blueprint
 from shoal.prediction.decisions import CrossConformalIntervals, CrossConformalSets
 from shoal.prediction.predictive import Predictive
+from shoal.training.draw import draw
 from shoal.training.fit import fit
 from shoal.training.folder.own_data import OWN_DATA, PREPARED_BY
 from shoal.training.folder.run import Run
@@ -78,6 +81,9 @@ ENOUGH_FOR_FOLDS, ENOUGH_TO_HOLD_OUT, ENOUGH_OF_A_CLASS = 40, 100, 10
 
 UNWATCHED = 100
 """Most epochs where no held-out data end the training."""
+
+MANY = 256
+"""Members, such as draws, from which on predictions are in single precision."""
 
 ANY_LEVEL = 0.5
 """A conformal rule is fitted at this level, which needs one data point, and used at others."""
@@ -144,6 +150,7 @@ class EnsembleEstimator(BaseEstimator):
     folds: int | str | None
     calibrate: bool
     conformal: bool
+    draws: int | Mapping[str, Any] | None
     method: Any
     strength: float | str | None
     epochs: int | None
@@ -177,6 +184,7 @@ class EnsembleEstimator(BaseEstimator):
             sample_weight: weight of each data point [N]. A whole number equals repetition, to the
                 bit. The total weight counts as N beside the prior.
         """
+        drawing = self._drawing()
         given = self._checked(X, y, sample_weight, reset=True)
         self._sketches = sketches(given.X, column_names(self))
         X, y, weight = given.counted()
@@ -185,7 +193,7 @@ class EnsembleEstimator(BaseEstimator):
             _check_conformal(targets, merged_weight)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         points = _Points(X, targets, self._weighted(targets, merged_weight))
-        oof = self._train(points, seed)
+        oof = self._train(points, seed, drawing)
         self.oof_predictive_ = self.oof_score_ = self.conformal_ = None
         if oof is not None:
             self.oof_predictive_ = replace(oof.pred, members=oof.pred.members[:, places])
@@ -197,6 +205,8 @@ class EnsembleEstimator(BaseEstimator):
 
     def _continued(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> Self:
         """One pass over new data points; the first one also fits the preprocessing."""
+        if self.draws is not None:
+            raise ConfigError("partial_fit trains members, and draws do not train; leave out draws")
         if self.out is not None:
             raise ConfigError("partial_fit keeps its members in memory; leave out the folder, out")
         if not hasattr(self, "run_"):
@@ -228,9 +238,10 @@ class EnsembleEstimator(BaseEstimator):
     def precise_run(self) -> Run:
         """The run with weights in double precision: predictions do not depend on other rows of X.
 
-        On a GPU it is the run itself.
+        On a GPU it is the run itself, and for many draws, of which a copy would be large.
         """
-        if self.run_.ensemble.device.type != "cpu":
+        ensemble = self.run_.ensemble
+        if ensemble.device.type != "cpu" or ensemble.members > MANY:
             return self.run_
         return replace(self.run_, ensemble=copy.deepcopy(self.run_.ensemble).to(torch.float64))
 
@@ -471,7 +482,32 @@ class EnsembleEstimator(BaseEstimator):
             return 0
         return count
 
-    def _train(self, points: "_Points", seed: int) -> FoldPredictions | None:
+    def _drawing(self) -> dict[str, Any] | None:
+        """The arguments of `shoal.draw`; None without draws."""
+        if self.draws is None:
+            return None
+        if self.conformal:
+            raise ConfigError(
+                "conformal=True needs members that held points out, and chains see all of them; "
+                "leave out draws or conformal"
+            )
+        given = self.draws if isinstance(self.draws, Mapping) else {"draws": self.draws}
+        allowed = [*inspect.signature(draw).parameters][2:]
+        for name in given:
+            if name not in allowed or name in ("out", "resume", "progress", "device"):
+                raise ConfigError(f"draws has no setting {name!r}; {nearest(name, allowed)}")
+        known_sampler("sampler", given.get("sampler", "mclmc"))
+        whole("draws", given.get("draws", 1))
+        return dict(given)
+
+    def _drawn(self, run: Run, seed: int, arguments: Mapping[str, Any]) -> Run:
+        """The run of draws, in the folder of the estimator."""
+        out = (self.options or {}).get("out", self.out)
+        return draw(run, **{"seed": seed, "out": out, "progress": bool(self.verbose), **arguments})
+
+    def _train(
+        self, points: "_Points", seed: int, drawing: Mapping[str, Any] | None = None
+    ) -> FoldPredictions | None:
         """Choose the recipe, train it, and calibrate it by its out-of-fold predictions."""
         recipe, clock = self._recipe(), Clock(self.time_limit)
         recipe = replace(recipe, folds=self._fold_count(recipe, points))
@@ -494,11 +530,15 @@ class EnsembleEstimator(BaseEstimator):
             name, parameters = type(self).__name__, self._changed()
             with calling("estimator", name=name, parameters=parameters):
                 trained = self._trained(recipe, points, seed, clock.stop, last=True)
-        self.preprocessing_, run, oof, validation = trained
-        self.run_ = replace(run, given=None)  # a fitted estimator does not keep its data
-        self.n_iter_ = len(run.history)
-        self._importances = importances_of_fit(self, points, validation)
-        return oof
+            self.preprocessing_, run, oof, validation = trained
+            self.run_ = replace(run, given=None)  # a fitted estimator does not keep its data
+            self.n_iter_ = len(run.history)
+            self._importances = importances_of_fit(self, points, validation)
+            if drawing is None:
+                return oof
+            with calling("estimator", name=name, parameters=parameters):
+                self.run_ = replace(self._drawn(run, seed, drawing), given=None)
+        return None  # chains have seen all points
 
     def _trained(
         self,
@@ -540,7 +580,7 @@ class EnsembleEstimator(BaseEstimator):
         options |= self.options or {}
         if last:
             callbacks += options.get("callbacks", ())
-            options["out"] = options.get("out", self.out)
+            options["out"] = options.get("out", self.out) if self.draws is None else None
         else:
             options |= {"loggers": (), "out": None}
         options["callbacks"] = callbacks
@@ -554,11 +594,15 @@ class EnsembleEstimator(BaseEstimator):
         run = fit(Ensemble.init(build, recipe.members, seed), data, **options)
         if not options["folds"]:
             return _Trained(preprocessing, run, None, others)
-        if self.calibrate and type(likelihood).calibrated is not Likelihood.calibrated:
+        if self._calibrates(likelihood):
             named = getattr(self, "likelihood", None) is not None
             free = type(likelihood) is HeteroscedasticGaussian and not named
             run = calibrate(run, shape="auto" if free else "trained")
         return _Trained(preprocessing, run, fold_predictions(run), others)
+
+    def _calibrates(self, likelihood: Likelihood) -> bool:
+        can = type(likelihood).calibrated is not Likelihood.calibrated
+        return self.calibrate and self.draws is None and can
 
     def _changed(self) -> dict[str, str]:
         """The parameters that differ from their defaults, as they are typed."""
@@ -636,6 +680,7 @@ class EnsembleEstimator(BaseEstimator):
         # pickles of former versions have not these parameters
         former = {"batches": "common", "numbers": "standard", "preset": "default", "dropout": 0.0}
         former |= {"time_limit": None, "folds": None, "calibrate": False, "conformal": False}
+        former["draws"] = None
         super().__setstate__(former | state)
 
 

@@ -56,6 +56,10 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         conformal: let `predict_interval` use CV+ on the out-of-fold predictions of the fit: a
             guarantee at any level, without validation data, which `conformal_.guarantee` says.
             Weights of data points then must be whole numbers.
+        draws: let every member become a chain after its training, and keep so many draws of the
+            posterior (`shoal.draw`); or a dict of arguments of `shoal.draw`, such as {"draws": 100,
+            "sampler": "sghmc"}. Chains see all training data, so there is no calibration, no
+            out-of-fold prediction and no conformal rule. `time_limit` is that of the training.
         early_stopping: keep the members of the best epoch on held-out data: their folds, or
             without folds a part of the training data. "auto" does so for 40 data points or more
             (100 without folds), if every class has at least 10.
@@ -83,7 +87,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         run_: the run: `shoal.report`, `shoal.landscape` and `shoal.evidence` take it.
         preprocessing_: the fitted preprocessing; None without.
         oof_predictive_: predictions for the training points, each by the members that held it out,
-            in the order of `fit` without points of weight 0; None without folds.
+            in the order of `fit` without points of weight 0; None without folds or with draws.
         oof_score_: what `score` gives, of these predictions; no validation set is needed.
         conformal_: the rule of conformal=True, with scores of the training points and no data;
             None without.
@@ -112,6 +116,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         folds: int | str | None = "auto",
         calibrate: bool = True,
         conformal: bool = False,
+        draws: int | Mapping[str, Any] | None = None,
         early_stopping: bool | str = "auto",
         validation_fraction: float = 0.1,
         n_iter_no_change: int | None = None,
@@ -140,6 +145,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         self.folds = folds
         self.calibrate = calibrate
         self.conformal = conformal
+        self.draws = draws
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
