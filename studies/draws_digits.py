@@ -44,8 +44,9 @@ SAMPLERS = {
 TEXT = """# Draws beside members on digits
 
 `python -m studies.draws_digits` writes this page and [digits.csv](digits.csv). Seeds {seeds}, one
-thread; seconds of the processor. Members "as long as" a sampler have the seconds of training and
-draws together. Means over seeds ± standard errors.
+thread; seconds of the processor. Members "as long as" a sampler are as many as would take the
+seconds of training and draws by proportion; members that train together take fewer. Means over
+seeds ± standard errors.
 
 {table}
 
