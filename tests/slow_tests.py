@@ -436,4 +436,6 @@ SLOW = {
     "test_coverage_of_new_points_is_near_the_level",
     "test_the_promise_for_intervals_holds_with_ridge_regressions",
     "test_the_promise_for_sets_holds_with_nearest_means",
+    "test_a_page_names_chains_and_says_which_draws_are_compared",
+    "test_no_table_and_no_tensor_has_a_row_for_every_draw",
 }

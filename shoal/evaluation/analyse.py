@@ -39,8 +39,10 @@ from shoal.evaluation.data_arguments import (
     training_data,
 )
 from shoal.evaluation.evaluate import labelled_test
+from shoal.prediction.metrics.similarity import COMPARED
 from shoal.training.folder.own_data import what_to_type
 from shoal.training.folder.run import Run
+from shoal.training.folder.run_folder import DRAWS
 
 __all__ = ["chains", "evidence", "fidelity", "landscape"]
 
@@ -88,6 +90,8 @@ def landscape(
         device: device to compute on; None keeps the device of the members.
         progress: show progress.
 
+    Of a run of draws, 64 evenly spaced draws stand for all.
+
     Returns:
         Results by name of the analysis; `result.scores["missing"]` is the reason if an analysis
         could not be computed.
@@ -96,6 +100,8 @@ def landscape(
     effort = _effort(quick, {key: value for key, value in wanted.items() if value is not None})
     names = _analysis_names(parts)
     run = placed(opened(run).trained, device)
+    if DRAWS in run.config:
+        run = replace(run, ensemble=run.ensemble.spaced(COMPARED))
     advice = f"type: {what_to_type('landscape', run.config)}"
     known = training_data(run, data, test, advice, run.ensemble.dtype)
     seen: Counter[str] = Counter()
@@ -141,6 +147,11 @@ def evidence(
     run = opened(run).trained
     if "any" not in run.likelihood.about.kinds:
         raise ConfigError("a custom loss is not a likelihood, so the run has no evidence")
+    if DRAWS in run.config:
+        raise ConfigError(
+            "evidence is computed around maxima of the posterior, and draws are not maxima; ask "
+            "the run whose members the chains began at"
+        )
     advice = f"type: {what_to_type('evidence', run.config)}"
     known = training_data(run, data, test, advice, run.ensemble.dtype)
     with Ticker(8 if priors else 3, show=progress) as ticker:

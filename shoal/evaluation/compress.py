@@ -221,24 +221,23 @@ def greedy_choice(log_probs: Tensor, to: int) -> list[int]:
     """
     table = log_probs.double().cpu()
 
-    def score(chosen: Sequence[int]) -> float:
-        return float(table[list(chosen)].logsumexp(0).sum())
+    def scores(beside: Sequence[int]) -> Tensor:
+        """The sum for each member m beside some others; those others cannot come twice."""
+        total = table[list(beside)].logsumexp(0) if beside else torch.tensor(-torch.inf).double()
+        each = torch.logaddexp(total, table).sum(1)
+        each[list(beside)] = -torch.inf
+        return each
 
     chosen: list[int] = []
     while len(chosen) < to:
-        others = [m for m in range(len(table)) if m not in chosen]
-        chosen.append(max(others, key=lambda m: score([*chosen, m])))
-    best, better = score(chosen), True
+        chosen.append(int(scores(chosen).argmax()))
+    best, better = float(table[chosen].logsumexp(0).sum()), True
     while better:
-        swaps = [
-            [*chosen[:i], m, *chosen[i + 1 :]]
-            for i in range(to)
-            for m in range(len(table))
-            if m not in chosen
-        ]
-        swapped = max(swaps, key=score, default=chosen)
-        better = score(swapped) > best + 1e-12 * abs(best)
-        chosen, best = (swapped, score(swapped)) if better else (chosen, best)
+        swaps = torch.stack([scores(chosen[:i] + chosen[i + 1 :]) for i in range(to)])
+        found, place = swaps.flatten().max(0)
+        better = float(found) > best + 1e-12 * abs(best)
+        if better:
+            chosen[int(place) // len(table)], best = int(place) % len(table), float(found)
     return sorted(chosen)
 
 

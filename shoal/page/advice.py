@@ -87,7 +87,7 @@ def refit(record: RunRecord, **changes: Any) -> str:
         beside = where.parent if (where.parent / "grid.toml").exists() else where
         again = beside.with_name("-".join([where.name, *words]).replace("=", "-"))
         return shlex.join(["shoal", "fit", str(where / "config.toml"), *words, "-o", str(again)])
-    config = {**record.config, **changes}
+    config = {**record.trained, **changes}
     data = "(x, y)" if has_own_data(config) else f"shoal.data.load({config['data']!r})"
     arguments = [init_call(config), data, *settings_arguments(config)]
     return call("run = shoal.fit", arguments, _WIDTH)

@@ -206,7 +206,8 @@ def diverged(record: RunRecord) -> bool:
     """Whether a member became non-finite, the loss ended far above its start, or the NLL is worse
     than guessing."""
     last = record.history[-1] if record.history else {}
-    if last.get("alive", record.members) < record.members or has_diverged(record.history):
+    trained = record.trained.get("members", 0)
+    if last.get("alive", trained) < trained or has_diverged(record.history):
         return True
     if record.assessment is None:
         return False

@@ -245,7 +245,7 @@ def _title(report_data: ReportData) -> str:
     methods = dict.fromkeys(record.method for record in report_data.entries)
     sizes = sorted({record.members for record in report_data.entries})
     many = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
-    members = "1 member" if many == "1" else f"{many} members"
+    members = record.many if len(sizes) == 1 else f"{many} members"
     what = next(iter(methods)) if len(methods) == 1 else f"{len(methods)} methods"
     if len(methods) == 1 and record.adopted:
         members, what = f"{many} adopted network{'' if many == '1' else 's'}", ""

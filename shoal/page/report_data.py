@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.analysis.evidence import Evidence, kept_evidence, load_evidence
 from shoal.analysis.landscape.scene import AnalysisResult
 from shoal.analysis.landscape.study import kept_study, load_study
-from shoal.core.display.text import flat, plain
+from shoal.core.display.text import counted, flat, plain
 from shoal.core.errors import ConfigError
 from shoal.evaluation.evaluate import Evaluation, kept_evaluation, load_evaluation
 from shoal.experiment.variants import Variant, variant_of, word_of
@@ -21,6 +21,7 @@ from shoal.training.folder.choice import Choice
 from shoal.training.folder.history import read_history
 from shoal.training.folder.own_data import OWN_DATA, data_name, what_to_type
 from shoal.training.folder.run import RunFolder, is_adopted
+from shoal.training.folder.run_folder import DRAWS
 
 __all__ = [
     "ReportData",
@@ -103,8 +104,9 @@ class RunRecord:
 
     @property
     def plain(self) -> bool:
-        """Whether the user asked for a plain ensemble."""
-        return self.config.get("method") == "ensemble" and not self.asked
+        """Whether the user asked for a plain ensemble; draws of its members are none."""
+        alone = self.config.get("method") == "ensemble" and not self.asked
+        return alone and DRAWS not in self.config
 
     @property
     def adopted(self) -> bool:
@@ -126,12 +128,31 @@ class RunRecord:
         method = self.config.get("method", "custom")
         name = name or (method if isinstance(method, str) else _typed(method))
         form = f" ({self.form})" if self.form not in (None, self.shared) else ""
-        return f"{name}{strength}{form}"
+        drawn = " draws" if DRAWS in self.config else ""
+        return f"{name}{strength}{form}{drawn}"
 
     @property
     def members(self) -> int:
         """Ensemble size."""
         return int(self.config.get("members", 0))
+
+    @property
+    def trained(self) -> dict[str, Any]:
+        """The settings of the training; of draws, of the run at whose members the chains begin."""
+        config = dict(self.config)
+        table = config.pop(DRAWS, None)
+        if table is not None:
+            count = table["draws"]
+            models = [each | {"members": each["members"] // count} for each in config["model"]]
+            config |= {"members": table["chains"], "model": models}
+        return config
+
+    @property
+    def many(self) -> str:
+        """The ensemble size in words: "5 members", or "3 chains of 40" draws."""
+        if (table := self.config.get(DRAWS)) is not None:
+            return f"{counted(table['chains'], 'chain')} of {table['draws']:,}"
+        return counted(self.members, "member")
 
     @property
     def seed(self) -> Any:

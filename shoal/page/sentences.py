@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from shoal.core.display.text import joined, percent
+from shoal.prediction.metrics.similarity import COMPARED
 from shoal.training.folder.history import NEGLIGIBLE
 
 __all__ = [
@@ -228,12 +229,16 @@ def members_sentence(members: int, effective: float, ood: Mapping[str, float]) -
 
     >>> members_sentence(10, 6.4, {})
     'The effective number of functions is 6.4 on the test set (10 members).'
+    >>> members_sentence(5000, 6.4, {})
+    'The effective number of functions is 6.4 on the test set (64 of 5,000 members, evenly spaced).'
     """
     if members == 1:
         return "The ensemble has a single member, so there is no disagreement."
     places = {"the test set": effective, **ood}
     numbers = joined([f"{_few(value)} on {name}" for name, value in places.items()])
-    return f"The effective number of functions is {numbers} ({members} members)."
+    some = members > COMPARED
+    who = f"{COMPARED} of {members:,} members, evenly spaced" if some else f"{members} members"
+    return f"The effective number of functions is {numbers} ({who})."
 
 
 def _few(effective: float) -> str:

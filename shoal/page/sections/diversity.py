@@ -10,6 +10,7 @@ from shoal.page import sentences
 from shoal.page.blocks import Block, Figure, Section, rest_folded, section
 from shoal.page.measures import Measure
 from shoal.page.report_data import ReportData
+from shoal.prediction.metrics.similarity import COMPARED
 
 __all__ = ["diversity_section"]
 
@@ -58,6 +59,14 @@ def _kept(report_data: ReportData, key: str) -> dict[str, Tensor]:
     return report_data.of_peers(lambda evaluation: evaluation.samples.get(key))
 
 
+def _chosen(report_data: ReportData, matrix: Tensor) -> str:
+    """Which members a matrix compares, if not all."""
+    total = report_data.lead.members
+    if len(matrix) != COMPARED or total <= COMPARED:
+        return ""
+    return f" {COMPARED} of the {total:,} members are compared, evenly spaced."
+
+
 def _pairwise(report_data: ReportData) -> Iterator[Figure]:
     labels = _kept(report_data, _PAIRS)
     top = max((float(matrix.max()) for matrix in labels.values()), default=0.0)
@@ -65,7 +74,8 @@ def _pairwise(report_data: ReportData) -> Iterator[Figure]:
         yield Figure(
             plots.pairwise(matrix, top=top),
             f"Pairwise disagreement: {label}",
-            "Bright pairs disagree often. Members in a dark block predict almost the same labels.",
+            "Bright pairs disagree often. Members in a dark block predict almost the same labels."
+            + _chosen(report_data, matrix),
         )
 
 
@@ -77,7 +87,7 @@ def _distances(report_data: ReportData) -> Iterator[Figure]:
             plots.pairwise(matrix, "distance of predictions (%)", top),
             f"Distance of predictions: {label}",
             "0 % means equal predictions, 100 % means predictions without overlap. "
-            "Members in a dark block predict almost the same.",
+            "Members in a dark block predict almost the same." + _chosen(report_data, matrix),
         )
 
 
@@ -107,7 +117,8 @@ def _gradients(report_data: ReportData) -> Iterator[Figure]:
                 plots.pairwise(matrix.clamp(min=0), "cosine of input gradients (%)", 1.0),
                 f"Similarity of input gradients: {label}",
                 f"Members of a bright pair use the same input features. 0 % means no common "
-                f"features, 100 % the same features. The mean is {percent(mean)}.",
+                f"features, 100 % the same features. The mean is {percent(mean)}."
+                + _chosen(report_data, matrix),
             )
 
 

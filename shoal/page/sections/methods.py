@@ -166,7 +166,7 @@ def _upright(group: SeedGroup, columns: list[Measure]) -> Table:
         mean, error = measure.summary(group)
         shown = plus_minus(mean, error, measure.scale)
         rows.append([TableCell(_heading(measure), measure.title), TableCell(shown, mean)])
-    members = f"{group.members} members"
+    members = group.first.many
     reading = "Mean ± standard error over the seeds." if len(group.entries) > 1 else "One seed."
     return Table(
         "All numbers",

@@ -10,6 +10,7 @@ from shoal.page.blocks import Section, Statement, section
 from shoal.page.measures import Measure
 from shoal.page.report_data import ReportData, RunRecord, SeedGroup
 from shoal.page.sentences import Calibration, Coverage, Repulsion, calibration, coverage, repulsion
+from shoal.prediction.metrics.similarity import COMPARED
 from shoal.prediction.statistics import mean_and_error
 
 __all__ = ["trust_section"]
@@ -43,7 +44,7 @@ def _subject(lead: SeedGroup) -> str:
     if lead.first.adopted:
         return counted(lead.members, "adopted network")
     name = f"the plain {lead.label}" if lead.first.plain else lead.label
-    return f"{name} with {lead.members} members"
+    return f"{name} with {lead.first.many}"
 
 
 def _mean(group: SeedGroup, key: str, split: str = "test") -> tuple[float, float]:
@@ -159,7 +160,7 @@ def _members(report_data: ReportData) -> Statement:
     }
     size = report_data.lead.members
     sentence = sentences.members_sentence(size, effective, ood)
-    return Statement("functions", f"{effective:.2g} of {size}", sentence)
+    return Statement("functions", f"{effective:.2g} of {min(size, COMPARED)}", sentence)
 
 
 def _repulsion(report_data: ReportData) -> Statement:
