@@ -4,6 +4,7 @@ from itertools import chain, repeat
 from types import SimpleNamespace
 
 from studies import common, own_batches, worth
+from studies.fidelity import samplers
 
 
 def inverse(number):
@@ -46,3 +47,8 @@ def test_the_page_of_one_more_member_has_the_tables_of_its_raw_files():
     tables = worth.coverage_table, worth.ratio_table, worth.stops_table
     assert all(table() in page for table in tables)
     assert all(f"{worth.correlation(members):.2f}" in page for members in worth.FEW)
+
+
+def test_the_page_of_fidelity_has_the_tables_of_the_samplers():
+    page = (samplers.FOLDER / "README.md").read_text(encoding="utf-8")
+    assert samplers.table() in page

@@ -11,7 +11,7 @@ its first half against its second.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -62,6 +62,9 @@ AGREE = 1.05
 ENERGY = 10.0
 """Limit of the energy error, as a multiple of what the sampler was asked for. The error grows with
 the sixth power of the step size, so such steps are 1.5 times too long."""
+
+ACCEPTED = 0.5
+"""Least mean acceptance of trajectories: samplers aim at 0.8, so the step size was not found."""
 
 STUCK = 0.1
 """A chain is stuck if its predictions vary less than this share of the median chain's, or if most
@@ -147,6 +150,7 @@ class ChainDiagnostics:
         energy_error: squared energy error per dimension and step [C]; empty if not known.
         wanted: the energy error that the sampler was asked for; NaN if there is none.
         refused: share of refused steps [C]; empty if not known.
+        accepted: mean probability that a trajectory is accepted [C]; empty for other samplers.
     """
 
     data: str
@@ -163,6 +167,7 @@ class ChainDiagnostics:
     energy_error: Tensor
     wanted: float
     refused: Tensor
+    accepted: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @property
     def chains(self) -> int:
@@ -266,7 +271,7 @@ class ChainDiagnostics:
         known = {
             "NLL": self.nll.mean(1), "R-hat": self.rhat, "effective draws": self.effective,
             "drift": self.drift, "spread": self.spread, "refused": self.refused,
-            "energy error": self.energy_error,
+            "accepted": self.accepted, "energy error": self.energy_error,
         }  # fmt: skip
         return {name: values for name, values in known.items() if len(values)}
 
@@ -423,14 +428,21 @@ def _convergence(found: ChainDiagnostics) -> Iterator[Finding]:
 def _energy(found: ChainDiagnostics) -> Iterator[Finding]:
     """What the sampler knows of its own steps."""
     if len(found.refused):
-        worst = float(found.refused.max())
-        bad = found.refused > REFUSED
-        text = f"Every chain accepts at least {percent(1 - worst)} of its steps"
+        worst, bad = float(found.refused.max()), found.refused > REFUSED
+        text = f"No chain refuses more than {percent(worst)} of its steps"
         if bad.any():
             text = f"{_which(bad)} {_verb(bad, 'refuses', 'refuse')} up to {percent(worst)}"
         advice = "; take a longer warm-up or smaller steps" if bad.any() else ""
-        text = f"{text} (limit {percent(1 - REFUSED)} accepted){advice}."
-        yield Finding("acceptance", percent(1 - worst), text, not bool(bad.any()))
+        text = f"{text} (limit {percent(REFUSED)}){advice}."
+        yield Finding("refused steps", percent(worst), text, not bool(bad.any()))
+    if len(found.accepted):
+        least, bad = float(found.accepted.min()), found.accepted < ACCEPTED
+        text = f"Every chain accepts at least {percent(least)} of its trajectories"
+        if bad.any():
+            text = f"{_which(bad)} {_verb(bad, 'accepts', 'accept')} as few as {percent(least)}"
+        advice = "; take a longer warm-up" if bad.any() else ""
+        text = f"{text} (limit {percent(ACCEPTED)}){advice}."
+        yield Finding("acceptance", percent(least), text, not bool(bad.any()))
     if len(found.energy_error) and math.isfinite(found.wanted):
         bad = ~(found.energy_error <= ENERGY * found.wanted)
         low, high = float(found.energy_error.min()), float(found.energy_error.max())
@@ -478,10 +490,15 @@ def diagnose(
     values, scores = _followed(run, split.sample(points, generator(seed, "chains")), scaling)
     known = run.provenance.get(DRAWS, {})
     sampler = known_sampler("sampler", about["sampler"])
-    facts = {key: torch.tensor(known.get(key.replace("_", " "), ())) for key in
-             ("energy_error", "refused")}  # fmt: skip
+    facts = {each: torch.tensor(known.get(key, ())) for each, key in _KNOWN.items()}
     wanted = float(getattr(sampler, "energy_error", math.nan))
     return diagnostics_of(values, scores, name, wanted=wanted, **facts)
+
+
+_KNOWN = {"energy_error": "energy error", "refused": "refused", "accepted": "acceptance"}
+"""What samplers tell of themselves, by the name of the field here."""
+
+_UNKNOWN = torch.empty(0)
 
 
 def diagnostics_of(
@@ -489,8 +506,9 @@ def diagnostics_of(
     scores: Tensor,
     data: str = "",
     *,
-    energy_error: Tensor | None = None,
-    refused: Tensor | None = None,
+    energy_error: Tensor = _UNKNOWN,
+    refused: Tensor = _UNKNOWN,
+    accepted: Tensor = _UNKNOWN,
     wanted: float = math.nan,
 ) -> ChainDiagnostics:
     """The diagnostics from draws of predictions [C, K, Q] and of log-likelihoods [C, K, B]."""
@@ -516,9 +534,10 @@ def diagnostics_of(
         values[..., int(rhat.amax(0).argmax())].clone(),
         predictions,
         likelihoods,
-        torch.empty(0) if energy_error is None else energy_error,
+        energy_error,
         wanted,
-        torch.empty(0) if refused is None else refused,
+        refused,
+        accepted,
     )
 
 

@@ -4,7 +4,7 @@ Twenty plain members are trained as in `shoal fidelity`, and each begins a chain
 draws of each chain, after about 1,500 gradients of all data. Rows of a sampler are those of all
 1,000 draws; rows of `NAME, 20 draws` have the last draw of each chain, as many as there are
 members. Rows are appended to samplers.csv; those that are there are left out. `--table` prints the
-table of README.md, with members from results.csv and stein.csv.
+tables of README.md, with members from results.csv and stein.csv.
 """
 
 import argparse
@@ -57,20 +57,23 @@ def run(path: Path = FILE, names: tuple[str, ...] = PROBLEMS, seeds: int = SEEDS
 
 
 def table(path: Path = FILE) -> str:
-    """Means and standard errors over seeds: the distances of samplers beside those of members."""
+    """Means and standard errors over seeds of each distance: samplers, then members."""
     found: dict[tuple[str, str, str], list[float]] = {}
     members = [*read_csv(FOLDER / "results.csv"), *read_csv(FOLDER / "stein.csv")]
     for row in [*read_csv(path), *members]:
         key = row["distance"], row["problem"], row["method"]
         found.setdefault(key, []).append(float(row["value"]))
-    lines = []
-    for method in (*(m for s in SAMPLERS for m in (s, f"{s}, 20 draws")), *BESIDE):
-        cells = [found.get((d, p, method)) for d, names in SHOWN.items() for p in names]
-        lines.append(
-            [method, *("" if c is None else plus_minus(*mean_and_error(c)) for c in cells)]
-        )
-    header = [f"{d}, {p}" for d, names in SHOWN.items() for p in names]
-    return markdown_table(["method", *header], lines)
+    methods = (*(m for s in SAMPLERS for m in (s, f"{s}, 20 draws")), *BESIDE)
+    parts = []
+    for distance, names in SHOWN.items():
+        cells = {m: [found.get((distance, name, m)) for name in names] for m in methods}
+        lines = [
+            [m, *("" if c is None else plus_minus(*mean_and_error(c)) for c in row)]
+            for m, row in cells.items()
+            if any(row)
+        ]
+        parts.append(markdown_table([distance, *names], lines))
+    return "\n\n".join(parts)
 
 
 def main() -> None:

@@ -115,8 +115,11 @@ def test_a_chain_that_diverged_leaves_the_others_judged():
 def test_the_samplers_own_numbers_are_judged():
     refused = torch.tensor([0.0, 0.1, 0.0, 0.0, 0.0])
     energy = torch.tensor([0.1, 0.1, 0.1, 1.1, 0.1])
-    found = judged(autoregression(0.5), refused=refused, energy_error=energy, wanted=0.1)
-    assert flagged(found) == {"acceptance", "energy error"}
+    accepted = torch.tensor([0.8, 0.8, 0.4, 0.8, 0.8])
+    facts = {"refused": refused, "energy_error": energy, "wanted": 0.1, "accepted": accepted}
+    found = judged(autoregression(0.5), **facts)
+    assert flagged(found) == {"refused steps", "energy error", "acceptance"}
+    assert "Chain 2 accepts as few as 40 %" in " ".join(found.warnings)
     assert "Chain 1 refuses up to 10 %" in " ".join(found.warnings)
     assert "chain 3" in " ".join(found.warnings)
 
