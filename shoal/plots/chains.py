@@ -12,7 +12,7 @@ __all__ = ["autocorrelations", "traces"]
 _SHOWN, _FEWEST = 8000, 50
 """Points of all lines together, and of one line at least, so that a page stays small."""
 
-_NAMED = list(COLOURS.values())[1:7]
+_NAMED = [COLOURS[name] for name in ("kde", "f-kde", "svgd", "ssge", "sge", "forde")]
 """Colours of chains that are told apart; more chains share one colour."""
 
 
@@ -21,11 +21,12 @@ def _lines(axes: Any, values: np.ndarray, start: int, states: Sequence[str], met
     count = values.shape[1]
     every = -(-count // max(_SHOWN // len(values), _FEWEST))
     places, few = start + np.arange(count)[::every], len(values) <= len(_NAMED)
+    plain = next((c for c, state in enumerate(states) if not state), None)
     for c, state in enumerate(states):
         colour = _NAMED[c % len(_NAMED)] if few or state else look(method).colour
         name = f"chain {c}" + (f" ({state})" if state else "")
         style = {"color": colour, "alpha": 0.9 if state or few else 0.5}
-        label = {"label": name} if few or state else {}
+        label = {"label": name} if few or state else {"label": "each chain"} if c == plain else {}
         width = 2.0 if state else 1.0
         (line,) = axes.plot(places, values[c, ::every], linewidth=width, **style, **label)
         tip(line, name)

@@ -55,7 +55,7 @@ def test_a_chain_with_a_state_is_named_in_the_figure():
     assert lines[1].get_linewidth() > lines[0].get_linewidth()
     many = traces(np.ones((40, 1000)), "NLL", [""] * 39 + ["lost"]).axes[0]
     assert sum(len(line.get_xdata()) for line in many.get_lines()) <= 8000
-    assert many.get_legend_handles_labels()[1] == ["chain 39 (lost)"]
+    assert many.get_legend_handles_labels()[1] == ["each chain", "chain 39 (lost)"]
 
 
 def test_the_autocorrelation_has_the_mean_of_the_finite_chains():
