@@ -52,8 +52,8 @@ TEXT = """# Draws beside members and bde on UCI problems
 
 `python -m studies.draws_uci --uci uci_regression.npz` writes this page and [uci.csv](uci.csv). Five
 networks of 50 units, published splits {splits}, one thread, seconds of the processor on a busy
-machine. Each number is the mean over splits that bde has, too. The docstring of the command is the plan; it was
-written before the runs.
+machine. Each number is the mean over splits that bde has, too. The docstring of the command is the
+plan; it was written before the runs.
 
 {tables}
 
