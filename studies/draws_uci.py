@@ -107,8 +107,8 @@ def drawn(table, seed, **options):
 
 def sampled_by_bde(table, seed):
     """NLL, RMSE and coverage of bde's mixture."""
-    from bde import BdeRegressor
-    from bde.loss import GaussianNLL
+    from bde import BdeRegressor  # pyright: ignore[reportMissingImports]
+    from bde.loss import GaussianNLL  # pyright: ignore[reportMissingImports]
 
     middle, unit = float(table.y.mean()), float(table.y.std())
     model = BdeRegressor(
