@@ -85,6 +85,7 @@ def test_every_section_is_shown_and_linked(seen):
             "uncertainty",
             "calibration",
             "diversity",
+            "worth",
             "training",
             "making",
         ]

@@ -131,7 +131,7 @@ def test_grow_and_compare_take_every_option_but_the_number_of_frozen_members():
     "call, table, most",
     [
         (shoal.fit, FitOptions, 21),
-        (shoal.grow, RunOptions, 9),
+        (shoal.grow, RunOptions, 12),
         (shoal.compare, RunOptions, 18),
         (shoal.Stepper, StepOptions, 13),
     ],
