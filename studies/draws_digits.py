@@ -29,6 +29,7 @@ from torch import nn
 
 import shoal
 from shoal.core.display.text import markdown_table
+from shoal.prediction.statistics import t_quantile
 from studies import RESULTS
 from studies.common import append_rows, read_csv
 
@@ -126,7 +127,8 @@ def page(rows):
         mine = values[network, model]
         away = [float(mine[s]["nll"]) - float(other[s]["nll"]) for s in mine if s in other]
         if len(away) > 1:
-            half = _student(len(away) - 1) * np.std(away, ddof=1) / math.sqrt(len(away))
+            spread = np.std(away, ddof=1) / math.sqrt(len(away))
+            half = t_quantile(0.975, len(away) - 1) * spread
             low, high = np.mean(away) - half, np.mean(away) + half
             judged = "pay" if high < 0 else "cost" if low > 0 else "are not decided"
             verdicts.append(
@@ -136,11 +138,6 @@ def page(rows):
     seeds = ", ".join(sorted({row["seed"] for row in rows}))
     table = markdown_table(["network", "model", *HEADER[3:]], lines)
     return TEXT.format(seeds=seeds, table=table, verdict="\n\n".join(verdicts))
-
-
-def _student(freedom):
-    """The 97.5 % quantile of Student's t."""
-    return {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776}.get(freedom, 2.5)
 
 
 def main():

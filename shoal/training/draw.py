@@ -21,6 +21,7 @@ from shoal.core.interruption import Interruption
 from shoal.core.storage.checkpoints import save_checkpoint, steps
 from shoal.core.storage.disk import checked_path, machine_memory, sweep
 from shoal.core.storage.lock import FolderLock
+from shoal.core.types import Tree
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches, batches_of
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.members.precision import full_precision
@@ -270,10 +271,11 @@ class _Drawing:
                 done = self._open(self.folder, resume, stack)
             if done is not None:
                 return done
-            progress = make_progress(show, "draw", self.plan.steps, 0)
+            saved = self.store.restore(self.chains.device)
+            progress = make_progress(show, "draw", self.plan.steps, saved[0] if saved else 0)
             stack.callback(progress.close)
             progress.say(self._sentence)
-            self._sample(progress, interruption, save_every)
+            self._sample(saved, progress, interruption, save_every)
             result = self._result()
             if self.folder is not None:
                 self._keep(result, self.folder)
@@ -307,9 +309,15 @@ class _Drawing:
         known = len(builds) == len(self.chains.groups)
         return load(folder.path, builds if known else None, self.source.trained.likelihood)
 
-    def _sample(self, progress: Progress, interruption: Interruption, save_every: float) -> None:
+    def _sample(
+        self,
+        saved: tuple[int, Tree, dict[str, Any]] | None,
+        progress: Progress,
+        interruption: Interruption,
+        save_every: float,
+    ) -> None:
+        """Move the chains, from their members or from the last save."""
         plan, store, sampler = self.plan, self.store, self.plan.sampler
-        saved = store.restore(self.chains.device)
         if saved is None:
             step, kept, spent = 0, 0, 0.0
             state = sampler.begin(self.density, self.density.read(), plan.seed)
@@ -318,11 +326,9 @@ class _Drawing:
             kept, spent = int(values["kept"]), float(values["seconds"])
         began = time.monotonic()
         due = began + save_every
-        for _ in range(step):
-            progress.step()
         while store.count < plan.draws:
-            before, kept = kept, plan.move(self.density, state, step, kept)
-            if kept > before and kept % plan.thin == 0:
+            kept, drawn = plan.move(self.density, state, step, kept)
+            if drawn:
                 store.add(state["x"])
             step += 1
             progress.step()

@@ -170,8 +170,8 @@ def _drawn(density: "_Density", start: Tensor, plan: Plan) -> Tensor:
     state = plan.sampler.begin(density, start.detach().clone(), plan.seed)
     chains, kept = [], 0
     for step in range(plan.steps):
-        before, kept = kept, plan.move(density, state, step, kept)
-        if kept > before and kept % plan.thin == 0:
+        kept, drawn = plan.move(density, state, step, kept)
+        if drawn:
             chains.append(state["x"].clone())
     return torch.stack(chains[: plan.draws])
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from shoal.core.errors import ConfigError
 from shoal.core.random import derive
 from shoal.core.types import Tree
-from shoal.inference.samplers.sampler import Clock, Density, registry
+from shoal.inference.samplers.sampler import Clock, Density, moved_where, registry
 
 __all__ = ["HMC"]
 
@@ -111,9 +111,7 @@ class HMC:
         new, error = _trajectory(density, state, p, leaps, clock.step)
         chance = error.neg().exp().clamp(max=1.0)
         accepted = clock.uniform("accept", chance) < chance
-        for name, tensor in new.items():
-            here = accepted.unsqueeze(1) if tensor.ndim == 2 else accepted
-            state[name] = torch.where(here, tensor, state[name])
+        state.update(moved_where(accepted, new, state))
         if clock.step < clock.warmup:
             self._tune(state, chance, clock)
             self._measure_units(state, density, clock)

@@ -30,9 +30,8 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
-from shoal.core.tree import per_member
 from shoal.core.types import Tree
-from shoal.inference.samplers.sampler import Clock, Density, registry
+from shoal.inference.samplers.sampler import Clock, Density, moved_where, registry
 
 __all__ = ["MCLMC"]
 
@@ -113,7 +112,7 @@ class MCLMC:
         sound = error.abs() < 4 * d.sqrt() + 20
         moved = {"x": x, "gradient": gradient, "log_density": log_density, "u": u}
         if error.device.type == "cuda" or not bool(sound.all()):
-            moved = _where(sound, moved, state | {"u": -state["u"]})
+            moved = moved_where(sound, moved, state | {"u": -state["u"]})
         state.update(moved)
         share = torch.where(sound, error.square() / d, 0.0)
         if clock.step < clock.warmup:
@@ -189,14 +188,6 @@ class MCLMC:
             "step size": state["size"],
             "length": state["length"],
         }
-
-
-def _where(sound: Tensor, moved: Tree, before: Tree) -> Tree:
-    """The chains that moved soundly, and the others as they were."""
-    return {
-        name: torch.where(per_member(sound, tensor), tensor, before[name])
-        for name, tensor in moved.items()
-    }
 
 
 def _turned(u: Tensor, gradient: Tensor, time: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:

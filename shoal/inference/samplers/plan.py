@@ -58,11 +58,14 @@ class Plan:
         """Number of steps in all."""
         return self.warmup + math.ceil(self.draws * self.thin / self.sampler.kept)
 
-    def move(self, density: Density, state: Tree, step: int, kept: int) -> int:
-        """Move all chains by one step; of `kept` positions that may be draws, the new number.
+    def move(self, density: Density, state: Tree, step: int, kept: int) -> tuple[int, bool]:
+        """Move all chains by one step, after `kept` positions that may be draws.
 
-        Every `thin`-th of them is a draw.
+        Returns:
+            The new number of such positions, and whether this one is a draw: every `thin`-th is.
         """
         clock = Clock(step, self.warmup, self.steps, self.seed)
         self.sampler.step(density, state, clock)
-        return kept + (step >= self.warmup and self.sampler.keeps(clock))
+        if step < self.warmup or not self.sampler.keeps(clock):
+            return kept, False
+        return kept + 1, (kept + 1) % self.thin == 0

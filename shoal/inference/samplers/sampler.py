@@ -10,10 +10,11 @@ from torch import Tensor
 from shoal.core.errors import ConfigError
 from shoal.core.random import generator, key, normal, uniform
 from shoal.core.registry import Registry
+from shoal.core.tree import per_member
 from shoal.core.types import Tree
 from shoal.core.values import describe_value
 
-__all__ = ["Clock", "Density", "Sampler", "known_sampler", "registry"]
+__all__ = ["Clock", "Density", "Sampler", "known_sampler", "moved_where", "registry"]
 
 registry = Registry("sampler")
 
@@ -105,6 +106,14 @@ class Sampler(Protocol):
     def diagnostics(self, state: Tree) -> dict[str, Tensor]:
         """What the sampler knows of its own quality, one number per chain [M]."""
         ...
+
+
+def moved_where(accepted: Tensor, moved: Tree, before: Tree) -> Tree:
+    """The tensors of chains that moved, where that is accepted [M], and of the others before."""
+    return {
+        name: torch.where(per_member(accepted, tensor), tensor, before[name])
+        for name, tensor in moved.items()
+    }
 
 
 def known_sampler(name: str, value: Any) -> Sampler:
