@@ -450,7 +450,8 @@ def _energy(found: ChainDiagnostics) -> Iterator[Finding]:
             f"The squared energy error per dimension is {low:.2g} to {high:.2g} "
             f"(wanted {found.wanted:g}, limit {ENERGY * found.wanted:.2g})"
         )
-        advice = f"; {_which(bad).lower()} need a longer warm-up" if bad.any() else ""
+        needs = f"{_which(bad).lower()} {_verb(bad, 'needs', 'need')}"
+        advice = f"; {needs} a longer warm-up" if bad.any() else ""
         yield Finding("energy error", f"{high:.2g}", f"{text}{advice}.", not bool(bad.any()))
 
 
