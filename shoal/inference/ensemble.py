@@ -411,18 +411,21 @@ class Ensemble:
     def repeated(self, count: int, weights: Tree) -> "Ensemble":
         """An ensemble of count M members with these weights [count M, ...].
 
-        Member k M + i of each architecture has the running statistics of its member i.
+        Member k M + i of each architecture has the running statistics of its member i, and those
+        weights of member i that are not given.
         """
+
+        def repeat(tensor: Tensor) -> Tensor:
+            return tensor.detach().repeat(count, *(1,) * (tensor.ndim - 1))
+
         whole = self.slice_members(0, self.members)
         for group, original in zip(whole.groups, self.groups, strict=True):
-            group.weights = {
-                name: weights[f"{group.prefix}{name}"].clone().requires_grad_()
-                for name in original.weights
-            }
-            group.buffers = {
-                name: tensor.repeat(count, *(1,) * (tensor.ndim - 1))
-                for name, tensor in original.buffers.items()
-            }
+            group.weights = {}
+            for name, tensor in original.weights.items():
+                given = weights.get(f"{group.prefix}{name}")
+                kept = repeat(tensor) if given is None else given.clone()
+                group.weights[name] = kept.requires_grad_()
+            group.buffers = {name: repeat(tensor) for name, tensor in original.buffers.items()}
         whole.alive = self.alive.repeat(count)
         whole.first, whole.offload = 0, None
         return whole

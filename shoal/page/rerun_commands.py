@@ -97,7 +97,8 @@ def _draw(record: RunRecord) -> str:
     """The sampling, by command or by Python call; both begin at a trained run."""
     table = record.config[DRAWS]
     lengths = {name: table[name] for name in ("draws", "warmup", "thin")}
-    others = {name: table[name] for name in ("seed", "precision", "batch_size") if name in table}
+    known = ("seed", "precision", "batch_size", "of")
+    others = {name: table[name] for name in known if name in table}
     if record.folder is None or has_own_network(record.config) or has_own_data(record.config):
         settings = {"sampler": _short(table["sampler"])} | lengths | others
         arguments = [f"{name}={value!r}" for name, value in settings.items()]
@@ -107,7 +108,9 @@ def _draw(record: RunRecord) -> str:
     words = [f"--sampler {sampler.pop('name')}"]
     words += [f"--{name} {value}" for name, value in lengths.items()]
     words += [f"sampler.{name}={value}" for name, value in sampler.items()]
+    of = others.pop("of", None)
     words += [f"{name}={value}" for name, value in others.items()]
+    words += [] if of is None else [shlex.quote(f"of={_toml(of)}")]
     told = " ".join(words)
     return f"# the chains begin at the members of another run, RUN:\nshoal draw RUN {told}"
 

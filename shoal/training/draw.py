@@ -1,10 +1,9 @@
 """`draw` samples the posterior, beginning at the members of a trained run."""
 
 import copy
-import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,7 +11,16 @@ from typing import Any
 
 import torch
 
-from shoal.core.arguments import checked, one_of, seconds, whole, whole_64_bits, whole_or_zero
+from shoal.core.arguments import (
+    checked,
+    one_of,
+    one_or_more,
+    seconds,
+    text,
+    whole,
+    whole_64_bits,
+    whole_or_zero,
+)
 from shoal.core.devices import usable_device
 from shoal.core.display.progress import Progress, make_progress
 from shoal.core.display.text import counted, size
@@ -26,6 +34,7 @@ from shoal.data.batches.sources import ArrayBatches, LoaderBatches, batches_of
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.members.precision import full_precision
 from shoal.inference import priors, samplers
+from shoal.inference.adapting.adapted import matching
 from shoal.inference.ensemble import Ensemble, copied_to_device
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import Posterior, total_weight
@@ -57,6 +66,7 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": t
     warmup=whole_or_zero,
     thin=whole,
     batch_size=whole,
+    of=one_or_more(text),
     seed=whole_64_bits,
     precision=one_of(*PRECISIONS),
     save_every=seconds,
@@ -71,6 +81,7 @@ def draw(
     thin: int | None = None,
     batch_size: int | None = None,
     prior: WeightPrior | str | Mapping[str, Any] | None = None,
+    of: str | Iterable[str] | None = None,
     cache: bool = False,
     seed: int = 0,
     device: torch.device | str | None = None,
@@ -103,6 +114,8 @@ def draw(
         thin: steps from draw to draw. None is 1, and for mini-batches a quarter of an epoch.
         batch_size: data points of a mini-batch; None for the run's batch size.
         prior: the prior, if it is another than that of the run.
+        of: names of the weights or layers that chains move, or patterns such as "head.*"; the other
+            weights stay those of their member. None is all.
         cache: compute features that all members have in common once, as in `shoal.fit`; for heads
             and adapters behind a frozen trunk.
         seed: fixes all random numbers.
@@ -122,21 +135,24 @@ def draw(
             "or type sampler='sghmc' for mini-batches"
         )
     with full_precision():
-        chains = _chains(run, device)
+        patterns = [of] if isinstance(of, str) else of and [*of]
+        chains = _chains(run, device, patterns)
         batches = _batches(run, data, chains, batch_size, sampler.whole)
         density, target = _density(run, chains, batches, prior, sampler.whole)
         if cache:
             density.cache(batches.batch_size if isinstance(batches, ArrayBatches) else PIECE)
         plan = Plan.of(sampler, density, draws, warmup, thin, seed, epoch=batches.steps_per_epoch)
         config = _config(run, chains, plan, precision, prior)
-        if batch_size is not None:
-            config[DRAWS]["batch_size"] = batch_size
+        asked = {"batch_size": batch_size, "of": patterns}
+        config[DRAWS] |= {name: value for name, value in asked.items() if value is not None}
         session = _Drawing(run, density, plan, config, target, precision, out)
         return session.run(resume, save_every, progress)
 
 
-def _chains(run: Run, device: torch.device | str | None) -> Ensemble:
-    """A copy of the finite members, on the device of the chains."""
+def _chains(
+    run: Run, device: torch.device | str | None, patterns: Sequence[str] | None
+) -> Ensemble:
+    """A copy of the finite members, on the device of the chains; only what moves has gradients."""
     if DRAWS in run.config:
         raise ConfigError("the members of this run are draws already; draw from the trained run")
     ensemble = run.ensemble
@@ -151,7 +167,30 @@ def _chains(run: Run, device: torch.device | str | None) -> Ensemble:
     chains.train(False)
     for tensor in chains.trained_shared.values():
         tensor.requires_grad_(False)  # chains move what is theirs, given the rest
+    moving = _moving(chains, patterns)
+    for name, tensor in chains.weights.items():
+        tensor.requires_grad_(name in moving)
     return chains
+
+
+def _moving(chains: Ensemble, patterns: Sequence[str] | None) -> set[str]:
+    """Names of the weights that patterns of weights and layers select."""
+    names = [*chains.weights]
+    if patterns is None:
+        return set(names)
+    parts = [name.split(".") for name in names]
+    layers = {".".join(part[:i]): None for part in parts for i in range(1, len(part))}
+    moving: set[str] = set()
+    for matches in matching("of", patterns, [*layers, *names]).values():
+        inside = tuple(f"{name}." for name in matches)
+        moving |= {name for name in names if name in matches or name.startswith(inside)}
+    for group in chains.groups:
+        if not any(f"{group.prefix}{name}" in moving for name in group.weights):
+            raise ConfigError(
+                f"of names no weight of the members {group.prefix}*; add one of theirs, such as "
+                f"'{group.prefix}{[*group.weights][-1]}'"
+            )
+    return moving
 
 
 def _batches(
@@ -251,7 +290,8 @@ class _Drawing:
         self.folder = None if out is None else RunFolder(Path(out))
         shape = plan.draws, self.chains.members, density.width
         dtype = PRECISIONS[precision]
-        self.bytes = math.prod(shape) * dtype.itemsize
+        numbers = sum(t.numel() for t in self.chains.weights.values())
+        self.bytes = plan.draws * numbers * dtype.itemsize
         memory = machine_memory()
         if memory is not None and self.bytes > memory:
             raise ConfigError(

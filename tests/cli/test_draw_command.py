@@ -48,6 +48,7 @@ def test_draws_are_kept_scored_and_told(work, capsys):
 
 def test_settings_are_typed_and_the_result_is_json(work, capsys, tmp_path):
     typed = ["--sampler", "sghmc", "sampler.lr=0.02", "prior.std=2", "batch_size=16", "seed=3"]
+    typed.append("of=3.*")
     where = str(tmp_path / "drawn")
     assert main(["draw", str(work), *SHORT, *typed, "-o", where, "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
@@ -55,6 +56,7 @@ def test_settings_are_typed_and_the_result_is_json(work, capsys, tmp_path):
     table = value["config"]["draws"]
     assert table["sampler"]["name"] == "sghmc" and table["sampler"]["lr"] == 0.02
     assert table["seed"] == 3 and table["batch_size"] == 16
+    assert table["of"] == ["3.*"]
     assert value["config"]["prior"]["std"] == 2
     assert len(value["diagnostics"]["refused"]) == 2
 

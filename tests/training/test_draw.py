@@ -1,5 +1,7 @@
 """Draws: chains sample the posterior, survive kills bit for bit, and load as a run."""
 
+import copy
+
 import pytest
 import torch
 from small_runs import assert_equal_trees, assert_one_sentence, frozen
@@ -202,3 +204,53 @@ def test_cached_features_change_no_draw_of_a_head(sampler):
     assert set(plain.ensemble.weights) == {"head.weight", "head.bias"}
     for name, tensor in plain.ensemble.weights.items():
         torch.testing.assert_close(cached.ensemble.weights[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def two_layers():
+    return nn.Sequential(nn.Linear(COLUMNS, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+class TestOf:
+    """Chains move the weights that `of` names, and the others stay those of their member."""
+
+    @pytest.fixture
+    def run(self):
+        settings = {"likelihood": shoal.likelihoods.Gaussian(NOISE), "method": "ensemble"}
+        ensemble = shoal.Ensemble.init(two_layers, 2)
+        return shoal.fit(ensemble, problem(), steps=3, progress=False, **settings)
+
+    @pytest.mark.parametrize("of", ["2", ["2.weight", "2.b*"]])
+    def test_other_weights_stay(self, run, of, tmp_path):
+        made = drawn(run, of=of, sampler="sghmc", out=tmp_path / "drawn", **LENGTHS)
+        trained = run.ensemble.weights
+        for ensemble in (made.ensemble, shoal.load(tmp_path / "drawn", two_layers).ensemble):
+            for name, tensor in ensemble.weights.items():
+                each = tensor.detach().unflatten(0, (LENGTHS["draws"], 2))
+                stays = torch.equal(each, trained[name].detach().expand_as(each))
+                assert stays == name.startswith("0."), name
+                assert tensor.requires_grad
+        assert made.config["draws"]["of"] == ([of] if isinstance(of, str) else of)
+
+    def test_gradients_are_those_of_all_weights_at_these_columns(self, run):
+        ensemble = copy.deepcopy(run.ensemble)
+        posterior = Posterior(run.likelihood, shoal.priors.Gaussian(0.7), POINTS)
+        batches = ArrayBatches(*problem(), POINTS)
+
+        def gradient():
+            density = PosteriorDensity(ensemble, posterior, batches, True, torch.Size())
+            return density(density.read(), 0)[1]
+
+        whole = gradient()
+        for name in ("0.weight", "0.bias"):
+            ensemble.weights[name].requires_grad_(False)
+        torch.testing.assert_close(gradient(), whole[:, -5:])
+
+    def test_a_name_that_fits_nothing_is_refused(self, run):
+        with pytest.raises(ConfigError) as refused:
+            drawn(run, of="3", **LENGTHS)
+        assert_one_sentence(refused.value, "nothing called '3'")
+        mixed = shoal.Ensemble.init([(two_layers, 1), (lambda: nn.Linear(COLUMNS, 1), 1)])
+        mixed = shoal.fit(mixed, problem(), steps=1, progress=False)
+        with pytest.raises(ConfigError) as refused:
+            drawn(mixed, of="group0.2", **LENGTHS)
+        assert_one_sentence(refused.value, "group1.bias")

@@ -22,6 +22,8 @@ __all__ = ["FlatWeights", "PosteriorDensity"]
 class FlatWeights:
     """The weights of every member as one row [M, D]; rows of smaller networks end with zeros.
 
+    Weights that need no gradient stay as they are and have no column.
+
     Attributes:
         numbers: number of weights of each member [M].
         used: 1 for the columns that a member uses, 0 for the others [M, D].
@@ -29,7 +31,11 @@ class FlatWeights:
 
     def __init__(self, ensemble: Ensemble) -> None:
         self.ensemble = ensemble
-        counts = [sum(t[0].numel() for t in g.weights.values()) for g in ensemble.groups]
+        self._moving_weights = [
+            {name: tensor for name, tensor in group.weights.items() if tensor.requires_grad}
+            for group in ensemble.groups
+        ]
+        counts = [sum(t[0].numel() for t in moving.values()) for moving in self._moving_weights]
         each = [torch.full((g.members,), c) for g, c in zip(ensemble.groups, counts, strict=True)]
         self.numbers = torch.cat(each).to(ensemble.device)
         self.width = max(counts)
@@ -40,8 +46,8 @@ class FlatWeights:
         """The weights, or other tensors like them, as rows."""
         tree = self.ensemble.weights if tree is None else tree
         parts = []
-        for group in self.ensemble.groups:
-            names = [f"{group.prefix}{name}" for name in group.weights]
+        for group, moving in zip(self.ensemble.groups, self._moving_weights, strict=True):
+            names = [f"{group.prefix}{name}" for name in moving]
             flat = torch.cat([rows(tree[name].detach()) for name in names], 1)
             parts.append(torch.nn.functional.pad(flat, (0, self.width - flat.shape[1])))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -49,9 +55,9 @@ class FlatWeights:
     def named(self, x: Tensor) -> Tree:
         """Rows [M, D], or draws of them [K, M, D], by the names of the weights; views."""
         tree, first = {}, 0
-        for group in self.ensemble.groups:
+        for group, moving in zip(self.ensemble.groups, self._moving_weights, strict=True):
             mine, place = x[..., first : first + group.members, :], 0
-            for name, tensor in group.weights.items():
+            for name, tensor in moving.items():
                 count, shape = tensor[0].numel(), tensor.shape[1:]
                 part = mine[..., place : place + count]
                 tree[f"{group.prefix}{name}"] = part.reshape(*part.shape[:-1], *shape)
@@ -99,7 +105,8 @@ class PosteriorDensity(FlatWeights):
     def __call__(self, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """See `samplers.Density`."""
         self.write(x)
-        weights, likelihood, gradient = self._moving.weights, x.new_zeros(len(x)), None
+        weights = {n: t for n, t in self._moving.weights.items() if t.requires_grad}
+        likelihood, gradient = x.new_zeros(len(x)), None
         for (inputs, targets), share in self._batches(step):
             outputs = self._moving(inputs, self.mapping)
             each = self.posterior.log_likelihood(outputs, targets)
