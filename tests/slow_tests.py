@@ -26,8 +26,8 @@ SLOW_FILES = {
     "test_draw_killed",
     "test_estimator_draws",
     "test_evidence",
-    "test_export",
     "test_explain",
+    "test_export",
     "test_export_estimator",
     "test_flow",
     "test_folds",
@@ -53,6 +53,7 @@ SLOW_FILES = {
     "test_samplers",
     "test_sklearn",
     "test_sklearn_checks",
+    "test_torch_layers",
 }
 
 SLOW = {

@@ -1,6 +1,7 @@
 """Vector-Jacobian products of functions and networks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.overrides import has_torch_function
 from shoal.core.errors import DataError
 from shoal.core.types import Tree
 
-__all__ = ["pull_back", "with_pullback"]
+__all__ = ["pull_back", "refused_twice", "with_pullback"]
 
 Pullback = Callable[[Sequence[Tensor]], Tree]
 
@@ -55,25 +56,35 @@ def pull_back(
     if isinstance(outputs, Tensor) or isinstance(cotangents, Tensor):
         outputs, cotangents = [outputs], [cotangents]  # pyright: ignore
     pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
-    try:
+    with refused_twice():
         gradients = _backward(
             [output for output, _ in pairs],
             [cotangent.to(output.dtype) for output, cotangent in pairs],
             list(inputs.values()),
             keep_graph,
         )
-    except RuntimeError as error:
-        if "is not implemented" not in str(error):
-            raise
-        reason = str(error).strip().splitlines()[0]
-        raise DataError(
-            f"a layer of the network cannot be differentiated twice, as input gradients need: "
-            f"{reason}; use a method such as 'f-kde'"
-        ) from error
     named = zip(inputs.items(), gradients, strict=True)
     tree = {name: torch.zeros_like(t) if g is None else g for (name, t), g in named}
     return _unshared(tree, [cotangent for _, cotangent in pairs])
 
+
+@contextmanager
+def refused_twice() -> Iterator[None]:
+    """A block in which a layer without a second derivative is refused with one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        if not any(words in reason for words in _ONCE):
+            raise
+        raise DataError(
+            f"a layer of the network cannot be differentiated twice, as input gradients need: "
+            f"{reason}; use a method such as 'f-kde'"
+        ) from error
+
+
+_ONCE = "is not implemented", "don't support automatic differentiation", "once_differentiable"
+"""What torch says of a backward pass that has none: native, by hand, or forbidden by its author."""
 
 _engine: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
 

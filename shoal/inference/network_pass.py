@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from shoal.core.differentiate import refused_twice
 from shoal.core.errors import DataError
 from shoal.core.random import key, uniform
 from shoal.core.structure import Inputs, Structured, parted, rows_of
@@ -157,9 +158,10 @@ class TrackedInputs:
             live: the gradients can be differentiated again.
         """
         leaves = self.leaves
-        by_leaf = torch.autograd.grad(
-            scores.sum(), leaves, create_graph=live, retain_graph=live, allow_unused=True
-        )
+        with refused_twice():
+            by_leaf = torch.autograd.grad(
+                scores.sum(), leaves, create_graph=live, retain_graph=live, allow_unused=True
+            )
         gradients = [gradient for gradient in by_leaf if gradient is not None]
         if len(gradients) < len(leaves):
             raise DataError(

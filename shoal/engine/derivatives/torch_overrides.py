@@ -6,7 +6,8 @@
 
 Every convolution and every batch normalisation in training mode that the module calls, by itself or
 by the layers of `torch.nn`, becomes a function whose second derivative runs on fast kernels. Batch
-normalisation in evaluation mode and the bias of a convolution become one where that pays.
+normalisation in evaluation mode and the bias of a convolution become one where that pays. An
+activation without a second derivative gets one, as in the smaller block `second_order()`.
 Everything else is left to autograd, and outside of the block nothing is different.
 """
 
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -26,7 +28,7 @@ from shoal.engine.derivatives.deferred import Deferred, Waiting, computed
 from shoal.engine.derivatives.normalisation import normalise
 from shoal.engine.derivatives.replicas import current_division
 
-__all__ = ["BatchNorm", "fast_second_order", "fused_layers"]
+__all__ = ["BatchNorm", "fast_second_order", "fused_layers", "hardsigmoid", "second_order"]
 
 
 class BatchNorm(NamedTuple):
@@ -42,7 +44,46 @@ class BatchNorm(NamedTuple):
     eps: float = 1e-5
 
 
-class fast_second_order(TorchFunctionMode):  # noqa: N801
+def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    """`F.hardsigmoid`, the one activation whose gradient torch cannot differentiate.
+
+    y = min(max(x + 3, 0), 6) / 6 has the slope 1/6 between its kinks. Its gradient g / 6 depends on
+    x by nothing but the side of a kink, so the second derivative ends there.
+    """
+    outputs: Any = _Hardsigmoid.apply(input)
+    return input.copy_(outputs) if inplace else outputs
+
+
+class _Hardsigmoid(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return F.hardsigmoid(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return gradients[0] * ((y > 0) & (y < 1)) / 6
+
+
+class second_order(TorchFunctionMode):  # noqa: N801
+    """A block within which every activation of torch can be differentiated twice."""
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        """Replace the function that has no second derivative, and call all others."""
+        if func is F.hardsigmoid:
+            return hardsigmoid(*computed(args), **computed(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+class fast_second_order(second_order):  # noqa: N801
     """A block within which convolution and batch normalisation have fast second derivatives.
 
     Values and derivatives are those of plain double backward, and running statistics are updated as
@@ -74,7 +115,7 @@ class fast_second_order(TorchFunctionMode):  # noqa: N801
             return self._convolution(func, *computed(args), **computed(kwargs))
         if func is F.batch_norm and current_division() is None:
             return self._batch_norm(BatchNorm(*computed(args), **computed(kwargs)))
-        return func(*args, **kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
 
     def _batch_norm(
         self, called: BatchNorm, note: Callable[[tuple[Tensor, Tensor]], None] | None = None

@@ -17,7 +17,7 @@ from shoal.engine.members.layers import (
     first_called,
     install_dropout,
     install_embeddings,
-    install_linear,
+    install_layers,
 )
 from shoal.engine.members.member_runner import MemberInputs, MemberRunner, run_or_loop
 from shoal.engine.members.network_call import call_network, kind_of, names_of, set_output
@@ -92,7 +92,7 @@ class Group:
         computed = detach_computed(first)
         prototype, skeleton = hollow(first), hollow(first)
         forget_computed(skeleton, computed)
-        install_linear(skeleton)
+        install_layers(skeleton)
         install_recurrent(skeleton)
         install_embeddings(skeleton)
         names = dict(first.named_buffers())

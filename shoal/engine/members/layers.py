@@ -1,7 +1,8 @@
 """Layers that let members run together under `vmap`.
 
 `KeyedDropout` draws masks from keys, one per member. `MemberLinear` batches the members' matrix
-products. Embeddings get probes, at which input gradients of tokens are recorded.
+products. `MemberRReLU` has operations that `vmap` knows. Embeddings get probes, at which input
+gradients of tokens are recorded.
 """
 
 from typing import Any
@@ -21,11 +22,12 @@ from shoal.engine.members.stack import evaluation_mode
 __all__ = [
     "KeyedDropout",
     "MemberLinear",
+    "MemberRReLU",
     "dropout_keys",
     "first_called",
     "install_dropout",
     "install_embeddings",
-    "install_linear",
+    "install_layers",
     "member_linear",
     "plus_product",
 ]
@@ -137,13 +139,6 @@ def plus_product(sum: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     return functorch._add_batch_dim(outputs, 0, level)
 
 
-def install_linear(module: nn.Module) -> None:
-    """Replace the linear layers of `module` by `MemberLinear`, in place."""
-    for layer in module.modules():
-        if type(layer) is nn.Linear:
-            layer.__class__ = MemberLinear
-
-
 def _column(bias: Tensor, at: int | None) -> Tensor:
     return bias[None, :, None] if at is None else bias.movedim(at, 0).unsqueeze(-1)
 
@@ -160,6 +155,27 @@ def _shared_inputs(x: Tensor, weight: Tensor, column: Tensor | None) -> Tensor:
 
 def _own_inputs(x: Tensor, weight: Tensor, column: Tensor | None) -> Tensor:
     return weight @ x.mT if column is None else torch.baddbmm(column, weight, x.mT)
+
+
+class MemberRReLU(nn.RReLU):
+    """Replaces `nn.RReLU` inside an ensemble: `vmap` has no rule for the function of torch."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """x, and for negative x a slope times x: drawn in training, else its mean."""
+        if not self.training:
+            return F.leaky_relu(input, (self.lower + self.upper) / 2, self.inplace)
+        slope = torch.empty_like(input).uniform_(self.lower, self.upper)
+        outputs = torch.where(input >= 0, input, slope * input)
+        return input.copy_(outputs) if self.inplace else outputs
+
+
+_STAND_INS: dict[type, type[nn.Module]] = {nn.Linear: MemberLinear, nn.RReLU: MemberRReLU}
+
+
+def install_layers(module: nn.Module) -> None:
+    """Replace layers of `module` that members run together in another way, in place."""
+    for layer in module.modules():
+        layer.__class__ = _STAND_INS.get(type(layer), type(layer))
 
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)

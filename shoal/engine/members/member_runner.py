@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning, first_line
 from shoal.core.structure import Inputs
 from shoal.core.types import Tree
-from shoal.engine.derivatives import fast_second_order, fused_layers
+from shoal.engine.derivatives import fast_second_order, fused_layers, second_order
 from shoal.engine.derivatives.backend import takes_device
 from shoal.engine.member_layers import folded_attention, member_layers
 from shoal.engine.member_layers.pending import computed
@@ -237,9 +237,10 @@ def parse_runner(engine: str) -> MemberRunner:
 def twice_differentiable(mapping: MemberRunner, on_gpu: bool) -> Iterator[MemberRunner]:
     """A member runner whose input gradients can be differentiated.
 
-    Fused attention and compiled networks have no second derivative; some layers have a slow one.
+    Fused attention and compiled networks have no second derivative, and one activation has none;
+    some layers have a slow one.
     """
-    fast = fast_second_order() if on_gpu else nullcontext()
+    fast = fast_second_order() if on_gpu else second_order()
     recurrent = own_recurrence() if on_gpu else nullcontext()  # cuDNN has no second derivative
     with sdpa_kernel(SDPBackend.MATH), fast, recurrent:
         yield replace(mapping, compiled=False)
