@@ -11,6 +11,7 @@ SLOW_FILES = {
     "test_advice",
     "test_ase",
     "test_auto_mesh",
+    "test_bench_zoo",
     "test_chains",
     "test_chains_section",
     "test_choice",

@@ -302,7 +302,12 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
 def _bench(parser: argparse.ArgumentParser) -> None:
     """Arguments of `shoal bench`."""
     add = parser.add_argument
-    add("--models", metavar="A,B", help="mlp, small-cnn, resnet18 (GPU only by default), or none")
+    add(
+        "--models",
+        metavar="A,B",
+        help="mlp, small-cnn, resnet18 (GPU only by default), torchvision:NAME, transformers:NAME, "
+        "or none",
+    )
     add(
         "--methods", metavar="A,B", help="such as forde+fraction=0.25 (default: ensemble,kde,f-kde)"
     )
@@ -311,17 +316,22 @@ def _bench(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help="auto, vmap, loop or chunk:4, optionally with +eager or +compile",
     )
-    add("--members", type=int, metavar="M", help="ensemble size (default: 20; resnet18: 10)")
+    add(
+        "--members",
+        type=int,
+        metavar="M",
+        help="ensemble size (default: 20; resnet18: 10; libraries: 5)",
+    )
     add(
         "--batch-size",
         type=int,
         metavar="B",
-        help="batch size (default: 128; with --predict on a GPU: 1024)",
+        help="batch size (default: 128; libraries: 16; with --predict on a GPU: 1024)",
     )
     add(
         "--precision",
         metavar="A,B",
-        help="float32, tf32 or bfloat16 (default: float32; resnet18: bfloat16)",
+        help="float32, tf32 or bfloat16 (default: float32; resnet18, libraries: bfloat16)",
     )
     add("--optimizer", default="sgd", metavar="NAME", help="optimiser (default: sgd)")
     add(
@@ -338,6 +348,7 @@ def _bench(parser: argparse.ArgumentParser) -> None:
         help="seconds per row of the table (default: 5; GPU: 2)",
     )
     add("--quick", action="store_true", help="less data and time: checks that everything runs")
+    add("--fit", action="store_true", help="time whole calls of fit: their start and their steps")
     add("--predict", action="store_true", help="time predictions instead of training steps")
     add("--check", action="store_true", help="also compare each engine with float64 on the CPU")
     add("--train-mnist-like", action="store_true", help="also time 15 epochs of 60,000 points")
@@ -879,7 +890,8 @@ COMMANDS = {
         "time training on this machine, and compare with a plain loop over modules",
         "shoal bench --quick\n"
         "shoal bench --device cuda --check --train-mnist-like -o gpu.json\n"
-        "shoal bench --models mlp --methods ensemble,svgd --engines vmap,vmap+compile",
+        "shoal bench --models mlp --methods ensemble,svgd --engines vmap,vmap+compile\n"
+        "shoal bench --fit --models torchvision:resnet50,transformers:llama",
         _bench,
         "\n\nThe inputs are random. Rows that cannot run show the reason. All rows are timed in\n"
         "turns, so that a busy machine disturbs all of them alike.",

@@ -64,7 +64,7 @@ SMALL = {
     "small-cnn": NETWORKS["small-cnn"],
     "gru": Network("gru", RecurrentReader("gru", 3), (4, 2)),
     "cnn1d": Network("cnn1d", SequenceCNN((2, 3), 3), (2, 8)),
-    "gpt2": Network("gpt2", CausalTransformer(4, 1, 2), (5,), classes=7, tokens=True),
+    "gpt2": Network("gpt2", CausalTransformer(4, 1, 2), (5,), classes=7, words=7, places=(5,)),
 }
 
 

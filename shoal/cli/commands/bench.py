@@ -13,6 +13,7 @@ from shoal.core.display.text import counted, number, seconds, table
 from shoal.core.storage.files import write_json
 from shoal.experiment.bench.agreement import COMPARED, agreement
 from shoal.experiment.bench.battery import EPOCHS, Row, measure, train_once
+from shoal.experiment.bench.fits import measure_fits
 from shoal.experiment.bench.measure import load, machine, versions
 from shoal.experiment.bench.plan import BenchPlan
 from shoal.experiment.bench.prediction import measure_predictions
@@ -190,9 +191,9 @@ def run(options: Namespace) -> Outcome:
 
 
 def _steps(plan: BenchPlan, show: bool) -> list[dict[str, Any]]:
-    batteries = plan.batteries()
+    batteries, timed = plan.batteries(), measure_fits if plan.fit else measure
     with Ticker(sum(map(len, batteries)), 0, show) as ticker:
-        return [row for each in batteries for row in measure(each, plan.seconds, ticker.tick)]
+        return [row for each in batteries for row in timed(each, plan.seconds, ticker.tick)]
 
 
 def _predictions(plan: BenchPlan, show: bool) -> list[dict[str, Any]]:

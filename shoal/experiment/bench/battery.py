@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from shoal.core.errors import ShoalError, ShoalWarning, first_line, named_line
 from shoal.core.random import generator
 from shoal.data.batches.sources import ArrayBatches
+from shoal.engine.members.network_call import selected_output
 from shoal.engine.members.precision import calculating_in
 from shoal.experiment.bench.measure import MIB, Peak, Timing, Work, interleave, seconds_of
 from shoal.experiment.bench.networks import CLASSES, Network
@@ -47,6 +48,7 @@ __all__ = [
     "Row",
     "Workload",
     "contestants",
+    "figures",
     "forever",
     "measure",
     "random_data",
@@ -62,19 +64,18 @@ def random_data(
     points: int,
     device: str,
     dtype: torch.dtype,
-    tokens: int | None = None,
+    words: int | None = None,
+    places: tuple[int, ...] = (),
+    classes: int = CLASSES,
 ) -> tuple[Tensor, Tensor]:
-    """Normal inputs and uniform labels, since the time does not depend on their values.
-
-    With `tokens`, the size of a vocabulary: tokens as inputs, and one label per token.
-    """
+    """Normal inputs or uniform tokens, and uniform labels: the time does not depend on values."""
     random = generator(0, "bench")
-    if tokens is not None:
-        x, y = torch.randint(0, tokens, (2, points, *input_shape), generator=random).to(device)
-        return x, y
-    x = torch.randn(points, *input_shape, generator=random)
-    y = torch.randint(0, CLASSES, (points,), generator=random)
-    return x.to(device, dtype), y.to(device)
+    if words is None:
+        x = torch.randn(points, *input_shape, generator=random).to(device, dtype)
+    else:
+        x = torch.randint(0, words, (points, *input_shape), generator=random).to(device)
+    y = torch.randint(0, classes, (points, *places), generator=random)
+    return x, y.to(device)
 
 
 _STEPS = 4_500
@@ -133,9 +134,9 @@ class Case:
 
     def data(self) -> tuple[Tensor, Tensor]:
         """Inputs and labels on the device."""
-        tokens = self.network.classes if self.network.tokens else None
-        shape, device = self.network.input_shape, str(self.device)
-        return random_data(shape, self.points, device, self.dtype, tokens)
+        net, device = self.network, str(self.device)
+        kind = net.words, net.places, net.classes
+        return random_data(net.input_shape, self.points, device, self.dtype, *kind)
 
     def source(self) -> ArrayBatches:
         """The data in batches."""
@@ -238,7 +239,7 @@ class ModuleLoop:
         low = self.case.precision == "bfloat16"
         kind = self.case.device.type
         with torch.autocast(kind, torch.bfloat16) if low else nullcontext():
-            outputs = module(x)
+            outputs = selected_output(module, module(x))
         outputs = outputs.float() if low else outputs
         return F.cross_entropy(outputs.flatten(0, -2), y.flatten())
 
@@ -428,7 +429,7 @@ def measure(
         live = [work for work, _ in started if work is not None]
         timings = iter(interleave(live, device, seconds) if live else [])
         for work, row in started:
-            row |= {} if work is None else _figures(next(timings), row)
+            row |= {} if work is None else figures(next(timings), row)
         torch.set_num_threads(threads)
     rows = [row for _, row in started]
     del started, live
@@ -482,7 +483,8 @@ def _with_threads(work: Work, threads: int) -> Work:
     return run
 
 
-def _figures(timing: Timing, row: Row) -> Row:
+def figures(timing: Timing, row: Row) -> Row:
+    """The columns of a timing."""
     samples = row["members"] * row["batch_size"]
     return {
         "timing": timing,

@@ -24,6 +24,7 @@ __all__ = [
     "machine",
     "seconds_of",
     "versions",
+    "wait",
 ]
 
 Work = Callable[[int], None]
@@ -79,10 +80,10 @@ class Timing:
 
 def seconds_of(work: Work, steps: int, device: torch.device) -> float:
     """Wall time of a block of steps, after all earlier work is done."""
-    _wait(device)
+    wait(device)
     start = time.perf_counter()
     work(steps)
-    _wait(device)
+    wait(device)
     return time.perf_counter() - start
 
 
@@ -120,7 +121,8 @@ def _block_steps(work: Work, device: torch.device, block: float) -> int:
         steps *= 2
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Wait for the device's queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

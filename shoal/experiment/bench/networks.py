@@ -195,8 +195,10 @@ class Network:
         layers: widths from input to output, for a network of matrix products only.
         adapt: turns one frozen network into a factory of members that share it; None for members
             that are networks of their own.
-        classes: number of outputs; for tokens, the size of the vocabulary.
-        tokens: inputs are tokens, and every token has a target.
+        classes: number of outputs.
+        words: size of the vocabulary, for inputs that are tokens; None for real inputs.
+        places: shape of one data point's targets; empty for one target per data point.
+        batch_size: B.
     """
 
     name: str
@@ -208,7 +210,9 @@ class Network:
     layers: tuple[int, ...] | None = None
     adapt: Callable[[nn.Module], Build] | None = None
     classes: int = CLASSES
-    tokens: bool = False
+    words: int | None = None
+    places: tuple[int, ...] = ()
+    batch_size: int = 128
 
     @property
     def blueprint(self) -> Blueprint:
@@ -254,7 +258,7 @@ NETWORKS = {
     "lstm": _on_sequences("lstm", RecurrentReader("lstm"), (64, 32)),
     "cnn1d": _on_sequences("cnn1d", SequenceCNN(), (32, 256)),
     "gpt2": Network(
-        "gpt2", CausalTransformer(), (128,), 10, 20, "bfloat16", classes=256, tokens=True
+        "gpt2", CausalTransformer(), (128,), 10, 20, "bfloat16", None, None, 256, 256, (128,)
     ),
 }
 """The networks of `shoal bench`; a bare network has no normalisation.

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from shoal.engine.members.network_call import selected_output
 from shoal.engine.members.precision import calculating_in
 from shoal.experiment.bench.battery import LOOP, Case, Row, measure
 from shoal.experiment.bench.measure import Work
@@ -56,8 +57,9 @@ class LoopPrediction:
     def _batch(self, x: Tensor) -> Tensor:
         low = self.case.precision == "bfloat16"
         with torch.autocast(self.case.device.type, torch.bfloat16) if low else nullcontext():
-            outputs = torch.stack([module(x) for module in self.modules])
-        return (outputs.float() if low else outputs).cpu()
+            outputs = [selected_output(module, module(x)) for module in self.modules]
+        stacked = torch.stack(outputs)
+        return (stacked.float() if low else stacked).cpu()
 
 
 def _in_turns(steps: int, x: Tensor, size: int, predicted: Callable[[Tensor], Tensor]) -> None:
