@@ -1,6 +1,6 @@
-"""What bounds a training step on a GPU? python benchmarks/profile_steps.py --models transformers:llama
+"""What bounds a training step on a GPU? python benchmarks/profile_steps.py --models A,B
 
-Five steps as in `fit` are recorded, after warm-up. For each network and method:
+Networks have the names of `shoal bench --models`. Five steps as in `fit` are recorded, after warm-up. For each network and method:
 
 * `busy`: share of the time in which at least one kernel runs; the rest are launch gaps;
 * `at_once`: kernels that run side by side, on average over the busy time;
@@ -90,7 +90,8 @@ def main() -> None:
     for row in rows:
         lines.append(
             f"{row['model']}, {row['method']}: {row['ms']:.2f} ms, busy {row['busy']:.0%}, "
-            f"{row['at_once']:.2f} at once, {row['launched']:.0f} kernels, start {row['start']:.1f} s"
+            f"{row['at_once']:.2f} at once, {row['launched']:.0f} kernels, "
+            f"start {row['start']:.1f} s"
         )
         lines += [f"  {k['ms']:8.3f} ms {k['calls']:7.1f}  {k['kernel']}" for k in row["kernels"]]
     finish({**title(found.device), "profiles": rows}, "\n".join(lines), found.out)

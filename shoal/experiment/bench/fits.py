@@ -84,9 +84,9 @@ def _fitted(workload: Contestant, seconds: float, say: Callable[[str], None]) ->
             begun = time.perf_counter()
             fit(
                 ensemble, data, method=parse_method(workload.method or "", workload.legacy),
-                engine=workload.engine or "auto", lr=case.lr, optimizer=case.optimizer, steps=_STEPS,
-                batch_size=case.batch_size, precision=case.precision, batches=case.batches,
-                callbacks=[clock], progress=False,
+                engine=workload.engine or "auto", lr=case.lr, optimizer=case.optimizer,
+                steps=_STEPS, batch_size=case.batch_size, precision=case.precision,
+                batches=case.batches, callbacks=[clock], progress=False,
             )  # fmt: skip
             timing, start = clock.timing(), clock.start(begun)
         except Exception as error:
