@@ -1,6 +1,7 @@
 """What bounds a training step on a GPU? python benchmarks/profile_steps.py --models A,B
 
-Networks have the names of `shoal bench --models`. Five steps as in `fit` are recorded, after warm-up. For each network and method:
+Networks have the names of `shoal bench --models`. Five steps as in `fit` are recorded, after
+warm-up. For each network and method:
 
 * `busy`: share of the time in which at least one kernel runs; the rest are launch gaps;
 * `at_once`: kernels that run side by side, on average over the busy time;

@@ -334,6 +334,13 @@ def _bench(parser: argparse.ArgumentParser) -> None:
         help="float32, tf32 or bfloat16 (default: float32; resnet18, libraries: bfloat16)",
     )
     add("--optimizer", default="sgd", metavar="NAME", help="optimiser (default: sgd)")
+    _bench_kind(parser)
+    _machine(parser)
+
+
+def _bench_kind(parser: argparse.ArgumentParser) -> None:
+    """What `shoal bench` times, and for how long."""
+    add = parser.add_argument
     add(
         "--batches",
         choices=("common", "own", "common,own"),
@@ -353,7 +360,6 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     add("--check", action="store_true", help="also compare each engine with float64 on the CPU")
     add("--train-mnist-like", action="store_true", help="also time 15 epochs of 60,000 points")
     add("-o", "--out", type=_path, metavar="FILE", help="write all results to this file as JSON")
-    _machine(parser)
 
 
 def _adopt(parser: argparse.ArgumentParser) -> None:
