@@ -1,6 +1,7 @@
 """What the studies share: CSV files, images, figures, cells in several processes."""
 
 import csv
+import fcntl
 import io
 import time
 import traceback
@@ -93,11 +94,11 @@ def read_csv(path: Path, missing_ok: bool = False) -> list[dict[str, str]]:
 
 
 def append_rows(path: Path, header: list[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Add rows to a CSV file; a new file begins with the header."""
-    new = not path.exists()
+    """Add rows to a CSV file; a new file begins with the header. Several processes may add."""
     with path.open("a", newline="") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([header] if new else [])
+        writer.writerows([header] if file.seek(0, io.SEEK_END) == 0 else [])
         writer.writerows(rows)
 
 

@@ -1,53 +1,64 @@
-"""Draws beside members on digits, at equal cost; writes digits.csv and digits.md.
+"""Points, draws and repulsion on digits, at equal cost; writes digits.csv and digits.md.
 
-python -m studies.draws_digits [--seeds 0,1,2]
+python -m studies.draws_digits --jobs 12 [--seeds 0,1,2]
 
-A second call goes on where the first one stopped.
+A second call goes on where the first one stopped; `--page` writes the page alone.
 
 Plan, written before the runs. Data: the digits that come with the library, with their out-of-domain
 photographs. Networks: a perceptron of 50 units, and the small convolutional network of the config
-`digits-cnn` (channels 16, 32, 32, no normalisation). Seeds 0, 1, 2. One thread.
+`digits-cnn` (channels 16, 32, 32, no normalisation). Seeds 0 to 4. One thread a process, seconds of
+the processor for training and sampling.
 
-- members: five, Adam at 0.01 along a cosine, 80 epochs, batches of 128, the library's prior.
-- more members: as many as take the seconds of all of "draws", by the seconds of "members".
+- members: five, Adam at 0.01 along a cosine, batches of 128, the library's prior; 80 epochs for the
+  perceptron, 20 for the convolutional network.
 - draws: chains from the five members. Perceptron: "mclmc" with 1,000 steps of warm-up and 100 draws
   ten steps apart, and "sghmc" with lr 0.2 (of 0.05 and 0.2 the lower NLL on seed 100).
   Convolutional network: "sghmc" with lr 0.05, not chosen. Both "sghmc" have 100 steps of warm-up
   and 60 draws five steps apart, batches of 128.
+- repelled, repelled mclmc, repelled sghmc: the same with `method="f-kde", strength=100`, the
+  strength of the study of equal cost.
+- repelling sghmc: as sghmc from plain members, with the noise and the repulsion in every step.
+- more members, more repelled: as many as take the seconds of their draws, "mclmc" for the
+  perceptron and "sghmc" for the convolutional network (`draws_corners`).
 
 Measures: NLL, accuracy, ECE, and AUROC of the photographs by predictive entropy. Draws pay on a
 network if their mean NLL is lower than that of more members with a paired interval of 95 % below 0.
+`draws_corners` has the other questions. Seeds 0, 1, 2 of the perceptron were seen before, on
+another machine and with "more" members by proportion; the rows of this plan replace them.
 """
 
 import argparse
 import math
 import time
+from functools import partial
+from pathlib import Path
 
-import numpy as np
-import torch
 from torch import nn
 
 import shoal
 from shoal.core.display.text import markdown_table
-from shoal.prediction.statistics import t_quantile
+from shoal.prediction.statistics import mean_and_error, paired_difference
 from studies import RESULTS
-from studies.common import append_rows, read_csv
+from studies.common import read_csv
+from studies.draws_corners import Pace, members_for, repelling_chains, write_missing
 
 PLACE = RESULTS / "draws"
-HEADER = ["network", "seed", "model", "members", "nll", "accuracy", "ece", "auroc", "seconds"]
+HEADER = ["network", "seed", "arm", "members", "nll", "accuracy", "ece", "auroc", "seconds"]
+EPOCHS = {"perceptron": 80, "convolutions": 20}
 SGHMC = {"warmup": 100, "draws": 60, "thin": 5}
+RATES = {"perceptron": 0.2, "convolutions": 0.05}
 MCLMC = {"sampler": "mclmc", "warmup": 1000, "draws": 100, "thin": 10}
-SAMPLERS = {
-    "perceptron": {"mclmc": MCLMC, "sghmc": SGHMC | {"sampler": {"name": "sghmc", "lr": 0.2}}},
-    "convolutions": {"sghmc": SGHMC | {"sampler": {"name": "sghmc", "lr": 0.05}}},
-}
+SAMPLERS = {"perceptron": ("mclmc", "sghmc"), "convolutions": ("sghmc",)}
+REPELS = {"method": "f-kde", "strength": 100.0}
+ARMS = ("members", "more members", "repelled", "more repelled", "mclmc", "repelled mclmc", "sghmc",
+        "repelled sghmc", "repelling sghmc")  # fmt: skip
 
 TEXT = """# Draws beside members on digits
 
 `python -m studies.draws_digits` writes this page and [digits.csv](digits.csv). Seeds {seeds}, one
-thread; seconds of the processor. Members "as long as" a sampler are as many as would take the
-seconds of training and draws by proportion; members that train together take fewer. Means over
-seeds ± standard errors.
+thread; seconds of the processor for training and sampling. "More" members are as many as take the
+seconds of their draws, `mclmc` for the perceptron and `sghmc` for the convolutional network. Means
+over seeds ± standard errors. [Draws and repulsion](corners.md) compares the arms.
 
 {table}
 
@@ -68,11 +79,12 @@ def convolutions():
 BUILDS = {"perceptron": perceptron, "convolutions": convolutions}
 
 
-def trained(build, members, seed, data):
-    """A plain ensemble."""
+def trained(network, seed, data, how, members=5, callbacks=()):
+    """An ensemble."""
     return shoal.fit(
-        shoal.Ensemble.init(build, members, seed=seed), data, method="ensemble", lr=0.01,
-        schedule="cosine", epochs=80, batch_size=128, seed=seed, progress=False,
+        shoal.Ensemble.init(BUILDS[network], members, seed=seed), data, lr=0.01, seed=seed,
+        schedule="cosine", epochs=EPOCHS[network], batch_size=128, progress=False,
+        callbacks=callbacks, **how,
     )  # fmt: skip
 
 
@@ -89,76 +101,100 @@ def scores(run, data):
     ]
 
 
-def compute(network, seed, data):
-    """Rows of one network and seed."""
-    build, start = BUILDS[network], time.process_time()
-    run = trained(build, 5, seed, data)
-    base = time.process_time() - start
-    yield ["members", 5, *scores(run, data), base]
-    for name, options in SAMPLERS[network].items():
-        start = time.process_time()
-        drawn = shoal.draw(run, data, seed=seed, progress=False, **options)
-        whole = base + time.process_time() - start
-        yield [name, drawn.ensemble.members, *scores(drawn, data), whole]
-        count = max(round(5 * whole / base), 6)
-        start = time.process_time()
-        more = trained(build, count, seed, data)
-        yield [f"as long as {name}", count, *scores(more, data), time.process_time() - start]
+def arms_of(network, seed, group):
+    """Arms of a group, the trained members first."""
+    if group == "chains":
+        return ["repelling sghmc"]
+    points, word = ("repelled", "repelled ") if group == "repelled" else ("members", "")
+    return [points, *(word + name for name in SAMPLERS[network]), f"more {points}"]
+
+
+def compute(network, seed, group):
+    """Rows of one group of arms, each in a list of its own."""
+    data = shoal.data.load("digits")
+    how = REPELS if group == "repelled" else {"method": "ensemble"}
+    train = partial(trained, network, seed, data, how)
+    first, *names = arms_of(network, seed, group)
+
+    def timed(arm, seconds, act):
+        began = time.process_time()
+        run = act()
+        seconds += time.process_time() - began
+        row = [arm, run.ensemble.members, *(f"{v:.6g}" for v in (*scores(run, data), seconds))]
+        return run, seconds, [row]
+
+    train(callbacks=[Pace(1, 2)])  # loads what the first call loads
+    run, base, row = timed(first, 0.0, train)
+    if group == "chains":
+        more = {"noise": 1.0, "lr": RATES[network], "batch_size": 128, "seed": seed}
+        yield timed(first, base, lambda: repelling_chains(run, data, **SGHMC, **REPELS, **more))[2]
+        return
+    yield row
+    longest = base
+    for name in names[:-1]:
+        sghmc = SGHMC | {"sampler": {"name": "sghmc", "lr": RATES[network]}}
+        options = MCLMC if "mclmc" in name else sghmc
+        draw = partial(shoal.draw, run, data, seed=seed, progress=False, **options)
+        _, seconds, row = timed(name, base, draw)
+        longest = max(longest, seconds)
+        yield row
+    steps = run.history[-1]["step"]
+    members = members_for(longest, train, 5, steps, steps // len(run.history))
+    yield timed(names[-1], 0.0, partial(train, members))[2]
 
 
 def page(rows):
     """The page."""
     lines, verdicts = [], []
-    kinds = list(dict.fromkeys((row["network"], row["model"]) for row in rows))
-    values = {
-        kind: {r["seed"]: r for r in rows if (r["network"], r["model"]) == kind} for kind in kinds
-    }
-    for kind, found in values.items():
-        line = [*kind]
-        for name, digits in zip(HEADER[3:], (0, 4, 4, 4, 4, 0), strict=True):
-            each = [float(row[name]) for row in found.values()]
-            error = np.std(each, ddof=1) / math.sqrt(len(each)) if len(each) > 1 else math.nan
-            line.append(f"{np.mean(each):.{digits}f} ± {error:.{digits}f}")
-        lines.append(line)
-    for network, model in kinds:
-        other = values.get((network, f"as long as {model}"))
-        if other is None:
-            continue
-        mine = values[network, model]
-        away = [float(mine[s]["nll"]) - float(other[s]["nll"]) for s in mine if s in other]
-        if len(away) > 1:
-            spread = np.std(away, ddof=1) / math.sqrt(len(away))
-            half = t_quantile(0.975, len(away) - 1) * spread
-            low, high = np.mean(away) - half, np.mean(away) + half
-            judged = "pay" if high < 0 else "cost" if low > 0 else "are not decided"
-            verdicts.append(
-                f"{network}, {model}: NLL {np.mean(away):+.4f} ({low:+.4f} to {high:+.4f}) beside "
-                f"as many seconds of members: draws {judged}."
-            )
+    for network in BUILDS:
+        values = {arm: {} for arm in ARMS}
+        for row in rows:
+            if row["network"] == network:
+                values[row["arm"]][row["seed"]] = row
+        for arm, found in values.items():
+            if found:
+                cells = []
+                for name, digits in zip(HEADER[3:], (0, 4, 4, 4, 4, 0), strict=True):
+                    mean, error = mean_and_error([float(row[name]) for row in found.values()])
+                    cells.append(f"{mean:.{digits}f} ± {error:.{digits}f}")
+                lines.append([network, arm, *cells])
+        for sampler in SAMPLERS[network]:
+            mine, other = values[sampler], values["more members"]
+            seeds = [seed for seed in mine if seed in other]
+            if len(seeds) > 1:
+                away = paired_difference(
+                    *([float(side[s]["nll"]) for s in seeds] for side in (mine, other))
+                )
+                judged = "pay" if away.high < 0 else "cost" if away.low > 0 else "are not decided"
+                verdicts.append(
+                    f"{network}, {sampler}: NLL {away.difference:+.4f} ({away.low:+.4f} to "
+                    f"{away.high:+.4f}) beside as many seconds of members: draws {judged}."
+                )
     seeds = ", ".join(sorted({row["seed"] for row in rows}))
-    table = markdown_table(["network", "model", *HEADER[3:]], lines)
+    table = markdown_table(["network", *HEADER[2:]], lines)
     return TEXT.format(seeds=seeds, table=table, verdict="\n\n".join(verdicts))
 
 
 def main():
     """Compute what is missing, and write the page."""
     parser = argparse.ArgumentParser(description="Draws beside members on digits.")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--networks", default="perceptron,convolutions")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    data, file = shoal.data.load("digits"), PLACE / "digits.csv"
-    for seed in given.seeds.split(","):
-        for network in given.networks.split(","):
-            known = {(row["network"], row["seed"]) for row in read_csv(file, missing_ok=True)}
-            if (network, seed) in known:
-                continue
-            rows = []
-            for name, count, *numbers in compute(network, int(seed), data):
-                rows.append([network, seed, name, count, *(f"{value:.6g}" for value in numbers)])
-                print(*rows[-1], flush=True)
-            append_rows(file, HEADER, rows)
-    (PLACE / "digits.md").write_text(page(read_csv(file)))
+    parser.add_argument("--seeds", default="0,1,2,3,4")
+    parser.add_argument("--networks", default="convolutions,perceptron")
+    parser.add_argument("--page", action="store_true", help="write the page alone")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--within", type=float, default=math.inf, help="seconds for all cells")
+    parser.add_argument("--out", type=Path, default=PLACE, help="folder of digits.csv")
+    asked = parser.parse_args()
+    if not asked.page:
+        cells = [
+            (network, int(seed), group)
+            for seed in asked.seeds.split(",")
+            for network in asked.networks.split(",")
+            for group in ("repelled", "plain", "chains")
+        ]
+        file = asked.out / "digits.csv"
+        write_missing(file, HEADER, cells, arms_of, compute, asked.jobs, asked.within)
+    (asked.out / "digits.md").write_text(page(read_csv(asked.out / "digits.csv")))
 
 
 if __name__ == "__main__":

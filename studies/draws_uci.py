@@ -1,35 +1,44 @@
-"""Draws beside members and beside bde, on the UCI problems; writes uci.csv and README.md.
+"""Points, draws and repulsion on the UCI problems, beside bde; writes uci.csv and README.md.
 
-python -m studies.draws_uci --uci uci_regression.npz [--splits 0,1,2] [--models members,draws]
+python -m studies.draws_uci --uci uci_regression.npz --rates --jobs 12    # rates.csv, once
+python -m studies.draws_uci --uci uci_regression.npz --jobs 12 [--splits 0] [--groups plain,bde]
 
 A second call goes on where the first one stopped; `--page` writes the page alone.
 
 Plan, written before the runs. Problems: yacht, boston, energy, concrete and wine for gradients of
 all data; kin8nm, power and protein by mini-batches. Published splits 0, 1, 2, one after another.
 Networks: five of one hidden layer with 50 ReLU units and an output for the noise, normal prior of
-width 1, inputs standardised. The seed is the split. One thread, seconds of the processor.
+width 1, inputs standardised. The seed is the split. One thread a process on a machine with nothing
+else to do, seconds of the processor for training and sampling, without the predictions.
 
 - members: `shoal.fit` with Adam at 0.005, batches of 128, 15 % of the points for the best epoch, at
   most 2,000 steps, patience of 20 epochs.
 - draws: `shoal.draw` of these members with its defaults: mclmc, 2,500 steps of warm-up and 1,000
   draws, one a step. The seconds include the training.
-- repelled, repelled draws: the same with `method="f-kde"`.
-- sghmc: `shoal.draw` by mini-batches, with {"name": "sghmc", "lr": 0.01}, 100 draws a chain a
-  quarter of an epoch apart; on the large problems only.
+- sghmc: `shoal.draw` by mini-batches of 128, 100 draws a chain, a quarter of an epoch and at least
+  20 steps apart, after a warm-up of half of that. The learning rate is that of 0.0001, 0.001,
+  0.003, 0.01 and 0.03 with the lowest NLL on split 10 (protein: 4), which is not judged.
+- repelled, repelled draws, repelled sghmc: the same with `method="f-kde", strength=100`. On split
+  10 of yacht, boston, energy and concrete it had the lowest mean NLL of all that repel with a force
+  ratio of 0.001 or more on all four; f-kde and kde with strengths 1, 100 and 1,000 were tried.
+- repelling sghmc: as sghmc from plain members, with the noise and the repulsion in every step.
+- more members, more repelled: as many as take the seconds of their draws (`draws_corners`).
 - bde: BdeRegressor 1.0.2, the same networks and prior, Adam at 0.005, 15 % for early stopping with
   a patience of 20, at most 1,000 epochs, then 5,000 steps of warm-up and 2,000 draws two steps
-  apart. Not on the large problems.
+  apart.
 
-Judged: NLL and RMSE of the draws at most those of bde in the mean over problems and splits, in
-at most a quarter of its seconds. (The plan had 6,000 steps at first; split 0 of yacht was seen with
-them, NLL -0.82 in 39 s where bde had -0.65 in 54, and the defaults were shortened then.) NLL in
-units of the targets; RMSE as a ratio, in the geometric mean. Settings of mclmc were chosen on
-splits 10 of yacht and boston; a prototype had seen split 0 of yacht, boston, energy and concrete.
+The large problems have sghmc for draws, and no bde. Judged: NLL and RMSE of the draws at most those
+of bde in the mean over problems and splits, in at most a quarter of its seconds; and the four
+questions of `draws_corners`. NLL in units of the targets; RMSE as a ratio, in the geometric mean.
+Settings of mclmc were chosen on splits 10 of yacht and boston; a prototype had seen split 0 of
+yacht, boston, energy and concrete. Former rows of splits 0 and 1 (members, draws and bde of four
+problems) came from another, busy machine; the rows of this plan replace them.
 """
 
 import argparse
 import math
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,22 +47,38 @@ from torch import nn
 
 import shoal
 from shoal.core.display.text import markdown_table
+from shoal.prediction.statistics import paired_difference
 from studies import RESULTS
-from studies.common import append_rows, read_csv
+from studies.common import read_csv
+from studies.draws_corners import Pace, members_for, repelling_chains, write_missing
 
 PLACE = RESULTS / "draws"
-HEADER = ["problem", "split", "model", "nll", "rmse", "coverage", "seconds", "wall_seconds"]
+HEADER = ["problem", "split", "arm", "members", "nll", "rmse", "coverage", "seconds"]
 SMALL = "yacht", "boston", "energy", "concrete", "wine"
 LARGE = "kin8nm", "power", "protein"
-MODELS = "members", "draws", "repelled", "repelled draws", "sghmc", "bde"
-UNITS, CHAINS, STEPS, BATCH = 50, 5, 2000, 128
+RATES = 0.0001, 0.001, 0.003, 0.01, 0.03
+UNITS, CHAINS, STEPS, BATCH, STRENGTH = 50, 5, 2000, 128, 100.0
+GROUPS = {
+    "bde": ["bde"],
+    "repelled": ["repelled", "repelled draws", "more repelled"],
+    "plain": ["members", "draws", "more members"],
+    "chains": ["sghmc", "repelling sghmc"],
+}
+ON_LARGE = {
+    "repelled": ["repelled", "repelled sghmc", "more repelled"],
+    "plain": ["members", "sghmc", "more members"],
+    "chains": ["repelling sghmc"],
+}
+ARMS = ["members", "more members", "repelled", "more repelled", "draws", "repelled draws", "sghmc",
+        "repelled sghmc", "repelling sghmc", "bde"]  # fmt: skip
 
 TEXT = """# Draws beside members and bde on UCI problems
 
 `python -m studies.draws_uci --uci uci_regression.npz` writes this page and [uci.csv](uci.csv). Five
-networks of 50 units, published splits {splits}, one thread, seconds of the processor on a busy
-machine. Each number is the mean over splits that bde has, too. The docstring of the command is the
-plan; it was written before the runs.
+networks of 50 units, published splits {splits}, one thread. Seconds of the processor are those of
+training and sampling, on x86 cores with nothing else to do. Each number is the mean over splits.
+The docstring of the command is the plan; it was written before the runs. [Draws and
+repulsion](corners.md) compares the arms at equal cost.
 
 {tables}
 
@@ -73,18 +98,24 @@ class Table:
         self.x_test, self.y_test = x[test], y[test].astype("float32")
 
 
-def members(table, seed, method="ensemble"):
-    """Five trained networks, each at its best epoch."""
+def trained(table, seed, repels, members=CHAINS, callbacks=()):
+    """Trained networks at their best epoch."""
     width = table.x.shape[1]
 
     def build():
         return nn.Sequential(nn.Linear(width, UNITS), nn.ReLU(), nn.Linear(UNITS, 2))
 
     return shoal.fit(
-        shoal.Ensemble.init(build, CHAINS, seed=seed), (table.x, table.y), method=method,
+        shoal.Ensemble.init(build, members, seed=seed), (table.x, table.y), **method(repels),
         likelihood="heteroscedastic", lr=0.005, batch_size=BATCH, seed=seed, validation=0.15,
         epochs=max(STEPS * BATCH // len(table.x), 1), patience=20, keep="best", progress=False,
+        callbacks=callbacks,
     )  # fmt: skip
+
+
+def method(repels):
+    """What `shoal.fit` is told of repulsion."""
+    return {"method": "f-kde", "strength": STRENGTH} if repels else {"method": "ensemble"}
 
 
 def scores(run, table):
@@ -98,15 +129,20 @@ def scores(run, table):
     return nll, float(np.sqrt((error**2).mean())), float(inside.mean())
 
 
-def drawn(table, seed, **options):
-    """Draws of trained members."""
-    method = options.pop("method", "ensemble")
-    run = members(table, seed, method)
-    return shoal.draw(run, (table.x, table.y), seed=seed, progress=False, **options)
+def by_sghmc(run, table, seed, rate, repels=False):
+    """Draws by mini-batches, of chains that repel each other or not."""
+    thin = max(math.ceil(len(table.x) / BATCH / 4), 20)
+    how = {"draws": 100, "warmup": 50 * thin, "thin": thin, "batch_size": BATCH, "seed": seed}
+    data = table.x, table.y
+    if not repels:
+        sampler = {"name": "sghmc", "lr": rate}
+        return shoal.draw(run, data, sampler=sampler, progress=False, **how)
+    more = {"likelihood": "heteroscedastic", "noise": 1.0, "lr": rate, **method(True)}
+    return repelling_chains(run, data, **how, **more)
 
 
 def sampled_by_bde(table, seed):
-    """NLL, RMSE and coverage of bde's mixture."""
+    """Size, NLL, RMSE and coverage of bde's mixture, and its seconds."""
     from bde import BdeRegressor  # pyright: ignore[reportMissingImports]
     from bde.loss import GaussianNLL  # pyright: ignore[reportMissingImports]
 
@@ -116,7 +152,9 @@ def sampled_by_bde(table, seed):
         validation_split=0.15, patience=20, lr=0.005, weight_decay=0.0, warmup_steps=5000,
         n_samples=2000, n_thinning=2,
     )  # fmt: skip
+    began = time.process_time()
     model.fit(x=table.x, y=((table.y - middle) / unit)[:, None])
+    seconds = time.process_time() - began
     raw = np.asarray(model.predict(table.x_test, raw=True), float)
     raw = torch.from_numpy(raw.reshape(-1, *raw.shape[2:]))
     mean, std = middle + unit * raw[..., 0], unit * (nn.functional.softplus(raw[..., 1]) + 1e-6)
@@ -125,60 +163,109 @@ def sampled_by_bde(table, seed):
     nll = -float((each.logsumexp(0) - math.log(len(each))).mean())
     below = torch.distributions.Normal(mean, std).cdf(y).mean(0)
     inside = ((below >= 0.05) & (below <= 0.95)).double().mean()
-    return nll, float((mean.mean(0) - y).square().mean().sqrt()), float(inside)
+    rmse = float((mean.mean(0) - y).square().mean().sqrt())
+    return len(mean), nll, rmse, float(inside), seconds
 
 
-def result(table, split, model):
-    """Scores of one model."""
-    if model == "bde":
-        return sampled_by_bde(table, split)
-    if model in ("members", "repelled"):
-        return scores(members(table, split, "f-kde" if model == "repelled" else "ensemble"), table)
-    if model == "sghmc":
-        sampler = {"name": "sghmc", "lr": 0.01}
-        return scores(drawn(table, split, sampler=sampler, draws=100), table)
-    return scores(drawn(table, split, method="f-kde" if "repelled" in model else "ensemble"), table)
+def compute(archive, rates, problem, split, group):
+    """Rows of one group of arms, each in a list of its own."""
+    table = Table(np.load(archive), problem, split)
+    if group == "bde":
+        yield [_row("bde", *sampled_by_bde(table, split))]
+        return
+    arms, repels = arms_of(problem, split, group), group == "repelled"
+
+    def train(members=CHAINS, callbacks=()):
+        return trained(table, split, repels, members, callbacks)
+
+    def timed(arm, seconds, act):
+        began = time.process_time()
+        run = act()
+        seconds += time.process_time() - began
+        return run, seconds, [_row(arm, run.ensemble.members, *scores(run, table), seconds)]
+
+    train(callbacks=[Pace(1, 2)])  # loads what the first call loads
+    run, base, row = timed(arms[0], 0.0, train)
+    if group == "chains":
+        for arm in arms:
+            move = partial(by_sghmc, run, table, split, rate_of(rates, problem), arm != "sghmc")
+            yield timed(arm, base, move)[2]
+        return
+    yield row
+    draw = partial(shoal.draw, run, (table.x, table.y), seed=split, progress=False)
+    if "sghmc" in arms[1]:
+        draw = partial(by_sghmc, run, table, split, rate_of(rates, problem))
+    _, seconds, row = timed(arms[1], base, draw)
+    yield row
+    steps = run.history[-1]["step"]
+    span = max(40, steps // len(run.history))  # an epoch with its validation
+    members = members_for(seconds, train, CHAINS, steps, span)
+    yield timed(arms[2], 0.0, partial(train, members))[2]
+
+
+def _row(arm, members, *values):
+    return [arm, members, *(f"{value:.6g}" for value in values)]
+
+
+def arms_of(problem, split, group):
+    """Arms of a group, the trained members first."""
+    return (ON_LARGE if problem in LARGE else GROUPS).get(group, [])
+
+
+def try_rate(archive, problem, split, rate):
+    """NLL of one learning rate on a split that is not judged."""
+    table = Table(np.load(archive), problem, split)
+    drawn = by_sghmc(trained(table, split, False), table, split, rate)
+    yield [[str(rate), f"{scores(drawn, table)[0]:.6g}"]]
+
+
+def rate_of(rates, problem):
+    """The learning rate with the lowest NLL in rates.csv."""
+    found = [row for row in read_csv(rates) if row["problem"] == problem]
+    return float(min(found, key=lambda row: float(row["nll"]))["arm"])
 
 
 def page(rows):
     """The page: a table per measure, and what the draws are beside bde."""
-    cells = {(r["problem"], int(r["split"]), r["model"]): r for r in rows}
-    names = [m for m in MODELS if any(key[2] == m for key in cells)]
+    cells = {(r["problem"], int(r["split"]), r["arm"]): r for r in rows}
+    names = [arm for arm in ARMS if any(key[2] == arm for key in cells)]
     tables = []
-    for measure, digits in (("nll", 3), ("rmse", 3), ("coverage", 2), ("seconds", 0)):
+    for measure, digits in (("nll", 3), ("rmse", 3), ("coverage", 2), ("seconds", 1)):
         lines = []
         for problem in SMALL + LARGE:
-            shown = _common([key for key in cells if key[0] == problem])
-            found = [[float(cells[key][measure]) for key in shown if key[2] == m] for m in names]
+            keys = [key for key in cells if key[0] == problem]
+            found = [[float(cells[key][measure]) for key in keys if key[2] == m] for m in names]
             if any(found):
                 values = [f"{np.mean(each):.{digits}f}" if each else "" for each in found]
                 lines.append([problem, *values, max(map(len, found))])
         title = {"nll": "NLL", "rmse": "RMSE", "coverage": "Coverage of 90 % intervals"}
         heads = [title.get(measure, "Seconds of the processor"), *names, "splits"]
         tables.append(markdown_table(heads, lines))
-    both = [key[:2] for key in cells if key[2] == "bde" and (*key[:2], "draws") in cells]
-    verdict = "bde has no results yet."
-    if both:
-        pairs = [(cells[(*key, "draws")], cells[(*key, "bde")]) for key in both]
-        nll = [float(a["nll"]) - float(b["nll"]) for a, b in pairs]
-        rmse = [math.log(float(a["rmse"]) / float(b["rmse"])) for a, b in pairs]
-        time_ = [math.log(float(a["seconds"]) / float(b["seconds"])) for a, b in pairs]
-        error = np.std(nll, ddof=1) / math.sqrt(len(nll)) if len(nll) > 1 else math.nan
-        lower = [sum(each < 0 for each in values) for values in (nll, rmse)]
-        rmse, cost = (math.exp(np.mean(logs)) for logs in (rmse, time_))
-        verdict = (
-            f"Draws beside bde on {len(both)} splits: NLL {np.mean(nll):+.3f} ± {error:.3f} "
-            f"(lower on {lower[0]}), RMSE times {rmse:.2f} (lower on {lower[1]}), "
-            f"seconds times {cost:.2f}."
-        )
     splits = ", ".join(sorted({str(key[1]) for key in cells}))
+    verdict = _beside_bde(cells)
     return TEXT.format(splits=splits, tables="\n\n".join(tables), verdict=verdict)
 
 
-def _common(keys):
-    """Those of splits that bde has, too; all where it has none."""
-    by_bde = {key[1] for key in keys if key[2] == "bde"}
-    return [key for key in keys if not by_bde or key[1] in by_bde]
+def _beside_bde(cells):
+    """A sentence on draws and bde."""
+    both = [key[:2] for key in cells if key[2] == "bde" and (*key[:2], "draws") in cells]
+    if len(both) < 2:
+        return "bde has no results yet."
+    pairs = [(cells[(*key, "draws")], cells[(*key, "bde")]) for key in both]
+    nll = paired_difference(
+        *zip(*((float(a["nll"]), float(b["nll"])) for a, b in pairs), strict=True)
+    )
+    logs = {
+        name: [math.log(float(a[name]) / float(b[name])) for a, b in pairs]
+        for name in ("rmse", "seconds")
+    }
+    lower = sum(float(a["nll"]) < float(b["nll"]) for a, b in pairs)
+    rmse, cost = (math.exp(np.mean(each)) for each in logs.values())
+    return (
+        f"Draws beside bde on {len(both)} splits: NLL {nll.difference:+.3f} (95 % interval "
+        f"{nll.low:+.3f} to {nll.high:+.3f}; lower on {lower}), RMSE times {rmse:.2f} (lower on "
+        f"{sum(each < 0 for each in logs['rmse'])}), seconds times {cost:.2f}."
+    )
 
 
 def main():
@@ -187,29 +274,36 @@ def main():
     parser.add_argument("--uci", type=Path, help="archive of the UCI problems")
     parser.add_argument("--splits", default="0,1,2")
     parser.add_argument("--problems", default=",".join(SMALL + LARGE))
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--groups", default=",".join(GROUPS))
+    parser.add_argument("--rates", action="store_true", help="choose learning rates of sghmc")
     parser.add_argument("--page", action="store_true", help="write the page alone")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    file = PLACE / "uci.csv"
-    archive = None if given.page else np.load(given.uci)
-    for split in map(int, given.splits.split(",")):
-        for problem in given.problems.split(","):
-            for model in given.models.split(","):
-                done = {
-                    (r["problem"], r["split"], r["model"]) for r in read_csv(file, missing_ok=True)
-                }
-                large = model in ("sghmc", "members") if problem in LARGE else model != "sghmc"
-                if given.page or not large or (problem, str(split), model) in done:
-                    continue
-                table = Table(archive, problem, split)
-                cpu, wall = time.process_time(), time.perf_counter()
-                found = result(table, split, model)
-                took = time.process_time() - cpu, time.perf_counter() - wall
-                numbers = [f"{value:.6g}" for value in (*found, *took)]
-                append_rows(file, HEADER, [[problem, split, model, *numbers]])
-                print(problem, split, model, *numbers, flush=True)
-    (PLACE / "README.md").write_text(page(read_csv(file)))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--within", type=float, default=math.inf, help="seconds for all cells")
+    parser.add_argument("--out", type=Path, default=PLACE, help="folder of the raw files")
+    asked = parser.parse_args()
+    problems, how = asked.problems.split(","), (asked.jobs, asked.within)
+    if asked.rates:
+        cells = [
+            (name, 4 if name == "protein" else 10, rate) for name in problems for rate in RATES
+        ]
+        act = partial(try_rate, asked.uci)
+        header = ["problem", "split", "arm", "nll"]
+        write_missing(
+            asked.out / "rates.csv", header, cells, lambda *cell: [str(cell[2])], act, *how
+        )
+        return
+    file = asked.out / "uci.csv"
+    if not asked.page:
+        cells = [
+            (problem, split, group)
+            for split in map(int, asked.splits.split(","))
+            for group in asked.groups.split(",")
+            for problem in reversed(problems)
+        ]
+        write_missing(
+            file, HEADER, cells, arms_of, partial(compute, asked.uci, asked.out / "rates.csv"), *how
+        )
+    (asked.out / "README.md").write_text(page(read_csv(file)))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -154,7 +155,9 @@ def _flat(run: Run) -> Tensor:
     return torch.cat([rows(tensor.detach()) for tensor in run.ensemble.weights.values()], 1)
 
 
-def fitted(problem: Problem, label: str, budget: Budget, seed: int) -> Run:
+def fitted(
+    problem: Problem, label: str, budget: Budget, seed: int, callbacks: Sequence[Any] = ()
+) -> Run:
     """The trained members."""
     ensemble = Ensemble.init(problem.build, budget.members, seed=seed)
     with warnings.catch_warnings():
@@ -172,6 +175,7 @@ def fitted(problem: Problem, label: str, budget: Budget, seed: int) -> Run:
             schedule="cosine",
             seed=seed,
             engine="vmap",
+            callbacks=callbacks,
             progress=False,
         )
 
