@@ -284,7 +284,9 @@ def main():
     problems, how = asked.problems.split(","), (asked.jobs, asked.within)
     if asked.rates:
         cells = [
-            (name, 4 if name == "protein" else 10, rate) for name in problems for rate in RATES
+            (name, 4 if name == "protein" else 10, rate)
+            for name in reversed(problems)
+            for rate in RATES
         ]
         act = partial(try_rate, asked.uci)
         header = ["problem", "split", "arm", "nll"]
