@@ -1,8 +1,8 @@
 """Draws and repulsion: which corner of {plain, repelled} x {points, draws} is nearest to the
-posterior, and which predicts best, at equal cost? Writes posteriors.csv, corners.md, corners.png.
+posterior, and which predicts best, at equal cost? Writes posteriors.csv.
 
-python -m studies.draws_corners --jobs 12         # posteriors.csv: what is missing
-python -m studies.draws_corners --page            # corners.md, from the three raw files
+python -m studies.draws_corners --jobs 12          # what is missing
+python -m studies.draws_page                      # corners.md, from the three raw files
 
 `studies.draws_uci` and `studies.draws_digits` have the same corners on UCI problems and on digits;
 their docstrings say with which networks.

@@ -1,0 +1,306 @@
+"""The page on draws and repulsion, and its figure: python -m studies.draws_page
+
+Writes corners.md and corners.png from posteriors.csv, uci.csv and digits.csv. The docstring of
+`studies.draws_corners` is the plan.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean
+
+from shoal.core.display.text import markdown_table, plus_minus
+from shoal.plots.figure import COLOURS, blank, legend, png, power
+from shoal.prediction.statistics import mean_and_error, paired_difference
+from studies.common import read_csv
+from studies.draws_corners import CHAINS, PLACE, PROBLEMS, SAMPLERS, STARTS
+from studies.draws_uci import LARGE, SMALL
+
+Values = Mapping[str, Mapping[tuple, float]]
+"""By arm, then by what pairs runs: problem and seed or split."""
+
+DISTANCES = {
+    "frechet": "Fréchet distance",
+    "tv": "total variation",
+    "stein": "Stein discrepancy",
+    "weights/sliced": "sliced distance of weights",
+    "members": "networks",
+    "seconds": "seconds",
+}
+NETWORKS = "perceptron", "convolutions"
+DRAWN = "#0078a8", "#d87800"
+
+TEXT = """# Draws and repulsion
+
+    python -m studies.draws_corners --jobs 12             # posteriors.csv
+    python -m studies.draws_uci --uci uci_regression.npz --jobs 12
+    python -m studies.draws_digits --jobs 12
+    python -m studies.draws_page                          # this page
+
+Which corner of {{plain, repelled}} x {{points, draws}} is nearest to the posterior, and which
+predicts best, at equal cost? The docstrings of the commands are the plan; they were written before
+the runs. "More" points are as many members as take the seconds of their draws. Seconds are those of
+the processor, one thread, on x86 cores. Differences are paired by seed or split, with 95 %
+intervals by Student's t, not corrected for their number.
+
+{answer}
+
+![Distance and NLL of every corner](corners.png)
+
+Above: distance to the known posteriors, means over seeds. Below: NLL minus that of more members,
+means over splits or seeds with 95 % intervals.
+
+## Nearest to the posterior
+
+{distances}
+
+{nearest}
+
+{posterior_questions}
+
+## Best prediction
+
+{best}
+
+{prediction_questions}
+
+[UCI problems](README.md) and [digits](digits.md) have all numbers.
+"""
+
+
+def posteriors(path: Path = PLACE / "posteriors.csv") -> dict[str, dict[str, dict[tuple, float]]]:
+    """Distance, then arm, then (problem, seed)."""
+    found: dict[str, dict[str, dict[tuple, float]]] = {}
+    for row in read_csv(path):
+        by_arm = found.setdefault(row["distance"], {}).setdefault(row["arm"], {})
+        by_arm[row["problem"], row["seed"]] = float(row["value"])
+    return found
+
+
+def scores(path: Path, measure: str = "nll") -> dict[str, dict[tuple, float]]:
+    """Arm, then (problem or network, split or seed)."""
+    found: dict[str, dict[tuple, float]] = {}
+    for row in read_csv(path):
+        name, number, *_ = row.values()
+        found.setdefault(row["arm"], {})[name, number] = float(row[measure])
+    return found
+
+
+def paired(values: Values, first: str, second: str, names: tuple[str, ...]):
+    """The difference of two arms on some problems, and its number of pairs; None if too few."""
+    a, b = values.get(first, {}), values.get(second, {})
+    keys = [key for key in a if key in b and key[0] in names]
+    if len(keys) < 2:
+        return None
+    return paired_difference([a[key] for key in keys], [b[key] for key in keys]), len(keys)
+
+
+def asked(values: Values, questions: list[tuple[str, str, str]], sets: dict[str, tuple]) -> str:
+    """A table: each question on each set of problems."""
+    lines = []
+    for question, first, second in questions:
+        for name, problems in sets.items():
+            if (found := paired(values, first, second, problems)) is not None:
+                (away, low, high), pairs = found
+                word = "lower" if high < 0 else "higher" if low > 0 else "not significant"
+                cells = f"{away:+.4f} ({low:+.4f} to {high:+.4f})"
+                lines.append([question, f"{first} minus {second}", name, cells, pairs, word])
+    heads = ["question", "arms", "data", "difference (95 %)", "pairs", "result"]
+    return markdown_table(heads, lines)
+
+
+def corner(values: Values, corners: dict[str, str], problem: str) -> str:
+    """The corner with the lowest mean, and those that are not shown to be higher."""
+    known = {name: values[arm] for name, arm in corners.items() if arm in values}
+    means = {
+        name: mean(own[key] for key in own if key[0] == problem)
+        for name, own in known.items()
+        if any(key[0] == problem for key in own)
+    }
+    if len(means) < len(corners):
+        return ""
+    lowest = min(means, key=lambda name: means[name])
+    close = []
+    for name in means:
+        if name != lowest:
+            found = paired(values, corners[name], corners[lowest], (problem,))
+            if found is None or found[0].low <= 0:
+                close.append(name)
+    return lowest if not close else f"{lowest} (open: {', '.join(close)})"
+
+
+def corners_of(repelled: str, sampler: str) -> dict[str, str]:
+    """The four corners of a method and a sampler on the known posteriors."""
+    return {
+        "plain points": "more ensemble",
+        "repelled points": f"more {repelled}",
+        "draws": f"ensemble + {sampler}",
+        "repelled draws": f"{repelled} + {sampler}",
+    }
+
+
+def distance_tables(found: dict[str, dict[str, dict[tuple, float]]]) -> str:
+    """Means and standard errors of every distance."""
+    arms = [
+        *(name for start in STARTS for name in (start, f"more {start}")),
+        *(f"{start} + {sampler}" for sampler in SAMPLERS for start in STARTS),
+        *CHAINS,
+    ]
+    tables = []
+    for distance, title in DISTANCES.items():
+        names = PROBLEMS[:1] if distance.startswith("weights") else PROBLEMS
+        lines = []
+        for arm in arms:
+            own = found[distance].get(arm, {})
+            cells = [[v for key, v in own.items() if key[0] == name] for name in names]
+            shown = [
+                ("" if not each else f"{mean(each):.0f}")
+                if distance == "members"
+                else ("" if not each else plus_minus(*mean_and_error(each)))
+                for each in cells
+            ]
+            lines.append([arm, *shown])
+        tables.append(markdown_table([title, *names], lines))
+    return "\n\n".join(tables)
+
+
+def nearest_table(values: Values) -> str:
+    """Nearest corner by Fréchet distance for each method and sampler."""
+    lines = [
+        [method, sampler, *(corner(values, corners_of(method, sampler), p) for p in PROBLEMS)]
+        for method in STARTS[1:]
+        for sampler in SAMPLERS
+    ]
+    return markdown_table(["repelled", "sampler", *PROBLEMS], lines)
+
+
+def best_table(uci: Values, digits: Values) -> str:
+    """Best corner by NLL for each data set."""
+    lines = []
+    for problem in (*SMALL, *LARGE, *NETWORKS):
+        kind = "draws" if problem in SMALL else "mclmc" if problem == "perceptron" else "sghmc"
+        corners = {
+            "plain points": "more members",
+            "repelled points": "more repelled",
+            "draws": kind,
+            "repelled draws": f"repelled {kind}",
+        }
+        values = digits if problem in NETWORKS else uci
+        cells = []
+        for arm in corners.values():
+            each = [v for key, v in values.get(arm, {}).items() if key[0] == problem]
+            cells.append(plus_minus(*mean_and_error(each)) if len(each) > 1 else "")
+        if all(cells):
+            lines.append([problem, kind, *cells, corner(values, corners, problem)])
+    heads = ["NLL", "sampler", "plain points", "repelled points", "draws", "repelled draws"]
+    return markdown_table([*heads, "lowest"], lines)
+
+
+def posterior_questions(values: Values) -> str:
+    """The four questions by Fréchet distance."""
+    questions = [
+        *(("draws", f"ensemble + {s}", "more ensemble") for s in SAMPLERS),
+        *(
+            ("repelled starts", f"{m} + {s}", f"ensemble + {s}")
+            for s in SAMPLERS
+            for m in STARTS[1:]
+        ),
+        *(("repelled points", f"more {m}", "more ensemble") for m in STARTS[1:]),
+        *(("chains that repel", arm, "noise 1") for arm in list(CHAINS)[1:]),
+    ]
+    return asked(values, questions, {name: (name,) for name in PROBLEMS})
+
+
+def prediction_questions(uci: Values, digits: Values) -> str:
+    """The four questions by NLL."""
+    small = asked(uci, [
+        ("draws", "draws", "more members"),
+        ("repelled starts", "repelled draws", "draws"),
+        ("repelled points", "more repelled", "more members"),
+        ("chains that repel", "repelling sghmc", "sghmc"),
+    ], {"five UCI problems": SMALL})  # fmt: skip
+    large = asked(uci, [
+        ("draws", "sghmc", "more members"),
+        ("repelled starts", "repelled sghmc", "sghmc"),
+        ("repelled points", "more repelled", "more members"),
+        ("chains that repel", "repelling sghmc", "sghmc"),
+    ], {"three large UCI problems": LARGE})  # fmt: skip
+    images = asked(digits, [
+        ("draws", "mclmc", "more members"),
+        ("draws", "sghmc", "more members"),
+        ("repelled starts", "repelled mclmc", "mclmc"),
+        ("repelled starts", "repelled sghmc", "sghmc"),
+        ("repelled points", "more repelled", "more members"),
+        ("chains that repel", "repelling sghmc", "sghmc"),
+    ], {f"digits, {name}": (name,) for name in NETWORKS})  # fmt: skip
+    return "\n\n".join((small, large, images))
+
+
+def figure(distance: Values, uci: Values, digits: Values):
+    """Distances of the corners above, differences in NLL below."""
+    drawing, (above, below) = blank(2, 2.1)
+    arms = {
+        "points": ("more ensemble", COLOURS["ensemble"], "o"),
+        "repelled points": ("more f-svgd:calibrated", COLOURS["f-svgd"], "s"),
+        "draws": ("ensemble + hmc", DRAWN[0], "D"),
+        "repelled draws": ("f-svgd:calibrated + hmc", DRAWN[1], "^"),
+        "chains that repel": ("strength 0.5, noise 0.5", COLOURS["forde"], "P"),
+    }
+    for place, (label, (arm, colour, marker)) in enumerate(arms.items()):
+        shift = 0.14 * (place - 2)
+        for x, problem in enumerate(PROBLEMS):
+            each = [v for key, v in distance.get(arm, {}).items() if key[0] == problem]
+            if each:
+                above.plot(
+                    [x + shift], [mean(each)], marker, color=colour, markersize=7,
+                    label=label if x == 0 else None,
+                )  # fmt: skip
+    above.set(yscale="log", ylabel="Fréchet distance", title="nearest to the posterior")
+    above.set_xticks(range(len(PROBLEMS)), PROBLEMS)
+    power(above.yaxis)
+    sets = [*SMALL, *LARGE, *NETWORKS]
+    for x, problem in enumerate(sets):
+        values = digits if problem in NETWORKS else uci
+        kind = "draws" if problem in SMALL else "mclmc" if problem == "perceptron" else "sghmc"
+        chosen = {"repelled points": "more repelled", "draws": kind,
+                  "repelled draws": f"repelled {kind}",
+                  "chains that repel": "repelling sghmc"}  # fmt: skip
+        for place, (label, arm) in enumerate(chosen.items()):
+            found = paired(values, arm, "more members", (problem,))
+            if found is not None:
+                (away, low, high), _ = found
+                _, colour, marker = arms[label]
+                reach = [[away - low], [high - away]] if math.isfinite(low) else None
+                below.errorbar(
+                    [x + 0.16 * (place - 1.5)], [away], reach, fmt=marker, color=colour,
+                    markersize=6, linewidth=1.2,
+                )  # fmt: skip
+    below.axhline(0, color="0.5", linewidth=0.8)
+    below.set_yscale("symlog", linthresh=0.03)
+    below.set(ylabel="NLL minus more members", title="best prediction")
+    below.set_xticks(range(len(sets)), sets, rotation=45, ha="right")
+    legend(drawing, above)
+    return drawing
+
+
+ANSWER = ""
+
+
+def main() -> None:
+    """Write the page and its figure."""
+    found = posteriors()
+    uci, digits = scores(PLACE / "uci.csv"), scores(PLACE / "digits.csv")
+    (PLACE / "corners.png").write_bytes(png(figure(found["frechet"], uci, digits), 110))
+    text = TEXT.format(
+        answer=ANSWER.strip(),
+        distances=distance_tables(found),
+        nearest=nearest_table(found["frechet"]),
+        posterior_questions=posterior_questions(found["frechet"]),
+        best=best_table(uci, digits),
+        prediction_questions=prediction_questions(uci, digits),
+    )
+    (PLACE / "corners.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
