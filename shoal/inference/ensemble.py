@@ -423,7 +423,7 @@ class Ensemble:
             group.weights = {}
             for name, tensor in original.weights.items():
                 given = weights.get(f"{group.prefix}{name}")
-                kept = repeat(tensor) if given is None else given.clone()
+                kept = repeat(tensor) if given is None else given.to(self.device, copy=True)
                 group.weights[name] = kept.requires_grad_()
             group.buffers = {name: repeat(tensor) for name, tensor in original.buffers.items()}
         whole.alive = self.alive.repeat(count)

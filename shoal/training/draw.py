@@ -135,7 +135,7 @@ def draw(
             "or type sampler='sghmc' for mini-batches"
         )
     with full_precision():
-        patterns = [of] if isinstance(of, str) else of and [*of]
+        patterns = of if of is None else [of] if isinstance(of, str) else [*of]
         chains = _chains(run, device, patterns)
         batches = _batches(run, data, chains, batch_size, sampler.whole)
         density, target = _density(run, chains, batches, prior, sampler.whole)

@@ -1,0 +1,458 @@
+"""Draws of a residual network by SGHMC, beside SWAG, Laplace and more members, at equal cost.
+
+    python -m studies.draws_large pack --data fashion.npz   the images, once
+    python -m studies.draws_large choose --data fashion.npz  settings, on held-out images
+    python -m studies.draws_large run --data fashion.npz --seeds 0,1,2  large.csv
+    python -m studies.draws_large page                       large.md
+
+`run` needs laplace-torch 0.3 for its rows; --skip laplace leaves them out. A second call goes on
+where the first one stopped.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import math
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import shoal
+from shoal.core.display.text import markdown_table
+from shoal.data.files.raw import RAW
+from shoal.prediction.predictive import Predictive
+from shoal.prediction.statistics import t_quantile
+from studies import RESULTS
+from studies.common import append_rows, read_csv
+
+PLACE = RESULTS / "draws"
+POOL, CHAINS, BATCH, EPOCHS = 16, 4, 250, 40
+DRAWS = 20
+TRAINING: dict[str, Any] = {"optimizer": {"name": "sgd", "momentum": 0.9}, "lr": 0.1}
+REFIT: dict[str, Any] = {"epochs": 3, "lr": 0.01}
+STEPS = 960
+SETTINGS: dict[str, dict[str, Any]] = {}
+SWAG: dict[str, float] = {}
+PARTS = ("heads", "lora", "last block", "last blocks", "whole")
+LAPLACE = (("heads", "head-full", 1), ("last block", "last-kron", 1), ("whole", "all-kron", 1))
+LAPLACE += (("whole", "all-diag", 1), ("last blocks", "head-full", CHAINS))
+HEADER = ["part", "seed", "model", "networks", "nll", "accuracy", "ece", "mnist", "kmnist"]
+HEADER += ["seconds"]
+TEXT = """# Draws of a residual network
+
+`python -m studies.draws_large run` writes this page and [large.csv](large.csv). Seeds {seeds}.
+
+{table}
+
+{verdict}
+"""
+SIZES = {"train": 8000, "held": 2000, "test": 5000, "mnist": 1000, "kmnist": 1000}
+
+
+class FilterResponse(nn.Module):
+    """γ x / √(mean over pixels of x² + 1e-6) + β. Singh & Krishnan (2020), arXiv 1911.09737."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width, 1, 1))
+        self.bias = nn.Parameter(torch.zeros(width, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The normalised images."""
+        size = x.square().mean((2, 3), keepdim=True)
+        return torch.addcmul(self.bias, x * torch.rsqrt(size + 1e-6), self.weight)
+
+
+class Block(nn.Module):
+    """Two convolutions and a shortcut, with SiLU as in Izmailov et al. (2021), arXiv 2104.14421."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
+        self.first_norm = FilterResponse(width)
+        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.second_norm = FilterResponse(width)
+        same = before == width
+        self.shortcut = nn.Identity() if same else nn.Conv2d(before, width, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """silu(norm(conv(silu(norm(conv(x))))) + shortcut(x))."""
+        h = F.silu(self.first_norm(self.first(x)))
+        return F.silu(self.second_norm(self.second(h)) + self.shortcut(x))
+
+
+def network() -> nn.Module:
+    """A residual network of 14 layers: three stages of two blocks; "last" is the last block."""
+    stem = nn.Conv2d(1, 16, 3, padding=1, bias=False), FilterResponse(16), nn.SiLU()
+    end = {"pool": nn.AdaptiveAvgPool2d(1), "flat": nn.Flatten(), "head": nn.Linear(64, 10)}
+    parts = {
+        "stem": nn.Sequential(*stem),
+        "one": nn.Sequential(Block(16, 16, 1), Block(16, 16, 1)),
+        "two": nn.Sequential(Block(16, 32, 2), Block(32, 32, 1)),
+        "three": Block(32, 64, 2),
+        "last": nn.Sequential(OrderedDict(block=Block(64, 64, 1), **end)),
+    }
+    return nn.Sequential(OrderedDict(parts))
+
+
+# Data.
+
+
+def pack(file: Path) -> None:
+    """Fashion-MNIST and, as OOD sets, MNIST and KMNIST: some images as bytes."""
+    firsts = {"train": ("fashion-mnist", 0), "held": ("fashion-mnist", 50_000)}
+    firsts |= {"test": ("fashion-mnist", 0), "mnist": ("mnist", 0), "kmnist": ("kmnist", 0)}
+    arrays = {}
+    for name, (source, first) in firsts.items():
+        x, y = RAW[source]("train" if name in ("train", "held") else "test")
+        chosen = slice(first, first + SIZES[name])
+        arrays[f"{name}_x"], arrays[f"{name}_y"] = x[chosen], y[chosen].astype(np.uint8)
+    np.savez(file, **arrays)
+
+
+class Data:
+    """The images on the device, in the scale of the training images."""
+
+    def __init__(self, file: Path, device: str) -> None:
+        stored = np.load(file)
+        self.x: dict[str, Tensor] = {}
+        self.y: dict[str, Tensor] = {}
+        for name in SIZES:
+            if f"{name}_x" in stored:
+                x = torch.tensor(stored[f"{name}_x"], device=device).float() / 255
+                self.x[name] = ((x - 0.286) / 0.353).reshape(-1, 1, 28, 28)
+                self.y[name] = torch.tensor(stored[f"{name}_y"], device=device).long()
+
+    @property
+    def train(self) -> tuple[Tensor, Tensor]:
+        """Inputs and labels."""
+        return self.x["train"], self.y["train"]
+
+    def scores(self, predict: Any) -> list[float]:
+        """NLL, accuracy and ECE on the test set, or on held-out images; AUROC of OOD sets."""
+        metrics, known = shoal.metrics, "test" if "test" in self.x else "held"
+        pred, y = predict(self.x[known]), self.y[known].cpu()
+        found = [metrics.nll(pred, y), metrics.accuracy(pred, y), metrics.ece(pred, y)]
+        for name in ("mnist", "kmnist"):
+            if name in self.x:
+                other = predict(self.x[name])
+                found.append(metrics.auroc(pred.entropy(), other.entropy()))
+        return [float(value) for value in found]
+
+
+class Clock:
+    """Seconds of a block, of the device as well."""
+
+    def __enter__(self) -> "Clock":
+        self._wait()
+        self.start = time.perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._wait()
+        self.seconds = time.perf_counter() - self.start
+
+    def _wait(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+# Models.
+
+
+def trained(ensemble: Any, data: Data, seed: int, **options: Any) -> shoal.Run:
+    """Members without repulsion."""
+    usual: dict[str, Any] = {"epochs": EPOCHS, "schedule": "cosine", "batch_size": BATCH}
+    where = data.train[0].device
+    return shoal.fit(
+        ensemble, data.train, method="ensemble", seed=seed, device=where, progress=False,
+        **(usual | TRAINING | options),
+    )  # fmt: skip
+
+
+def first(run: shoal.Run, members: int) -> shoal.Run:
+    """The run with its first members alone."""
+    return dataclasses.replace(run, ensemble=run.ensemble.slice_members(0, members))
+
+
+def chains(
+    run: shoal.Run, seed: int, steps: int, setting: dict[str, Any], **more: Any
+) -> shoal.Run:
+    """Draws by SGHMC whose steps are those of SGD at the learning rate of the setting.
+
+    `shoal.draw` divides gradients by the temperature T, so its rate is T times that of SGD.
+    """
+    heat, cyclical = setting["temperature"], setting["schedule"] == "cyclical"
+    cooled = dataclasses.replace(run, config={**run.config, "temperature": heat})
+    sampler = {"name": "sghmc", "lr": heat * setting["rate"], "schedule": setting["schedule"]}
+    warmup = 0 if cyclical else steps // 3
+    thin = (steps - warmup) // (DRAWS * (2 if cyclical else 1))
+    return shoal.draw(
+        cooled, sampler=sampler, draws=DRAWS, warmup=warmup, thin=thin, batch_size=BATCH, seed=seed,
+        progress=False, **more,
+    )  # fmt: skip
+
+
+def swag(run: shoal.Run, seed: int, steps: int, rate: float, **more: Any) -> shoal.Run:
+    """SWAG of every member: Maddox et al. (2019), arXiv 1902.02476.
+
+    Points along SGD with a constant rate (chains at a temperature of almost 0) have the mean m, the
+    variances v and the deviations D [K, weights]. Networks are drawn from the normal law with the
+    mean m and the covariance diag(v) / 2 + D^T D / (2 (K - 1)).
+    """
+    cold = {"temperature": 1e-10, "rate": rate, "schedule": "constant"}
+    path = chains(run, seed, steps, cold, **more)
+    count = len(path.ensemble.alive) // DRAWS
+    generator = torch.Generator(path.ensemble.device).manual_seed(seed)
+    normal = {"generator": generator, "device": path.ensemble.device}
+    share = torch.randn(DRAWS, DRAWS, count, **normal) / math.sqrt(2 * (DRAWS - 1))
+    for tensor in path.ensemble.weights.values():
+        points = tensor.detach().unflatten(0, (DRAWS, count))
+        mean, away = points.mean(0), points - points.mean(0)
+        spread = away.square().mean(0).div(2).sqrt()
+        made = mean + spread * torch.randn(points.shape, **normal)
+        made = made + torch.einsum("skm,km...->sm...", share, away)
+        with torch.no_grad():
+            tensor.copy_(made.flatten(0, 1))
+    return path
+
+
+def laplace(nets: list[nn.Module], data: Data, kind: str) -> Any:
+    """A mixture of Laplace approximations by laplace-torch: the function that predicts.
+
+    The prior precision maximises the evidence, and the prediction is that of the linearised network
+    with the probit approximation. Scales and shifts of the normalisation stay as they are.
+    """
+    from laplace import Laplace  # pyright: ignore[reportMissingImports]
+
+    pairs = torch.utils.data.TensorDataset(*data.train)
+    loader = torch.utils.data.DataLoader(pairs, batch_size=BATCH)
+    which, structure = kind.split("-")
+    made = []
+    for net in nets:
+        for name, parameter in net.named_parameters():
+            inside = which == "all" or name.startswith("last.") or which == "head"
+            parameter.requires_grad_("norm" not in name and "stem.1" not in name and inside)
+        subset = "last_layer" if which == "head" else "all"
+        posterior: Any = Laplace(net.eval(), "classification", subset, structure)
+        posterior.fit(loader)
+        posterior.optimize_prior_precision(method="marglik")
+        made.append(posterior)
+
+    def predict(x: Tensor) -> Predictive:
+        each = [torch.cat([p(part).detach() for part in x.split(BATCH)]) for p in made]
+        logs = torch.stack(each).clamp(min=1e-12).log().cpu()
+        return Predictive(logs, shoal.likelihoods.Categorical())
+
+    return predict
+
+
+def members_of(part: str, run: shoal.Run, data: Data, seed: int) -> tuple[shoal.Run, dict]:
+    """The run at whose members the chains of a part begin, and the options of `draw`."""
+    if part in ("whole", "last blocks"):
+        return first(run, min(CHAINS, run.ensemble.members)), {
+            "of": "last"
+        } if part == "last blocks" else {}
+    net = run.ensemble.member(0)
+    builds = {
+        "heads": lambda: shoal.adapters.last_layer(net, fresh=False),
+        "last block": lambda: shoal.adapters.last_layer(net, "last", fresh=False),
+        "lora": lambda: shoal.adapters.lora(
+            net, rank=4, targets=("three.*", "last.block.*"), fresh=False
+        ),
+    }
+    ensemble = shoal.Ensemble.init(builds[part](), members=CHAINS, seed=seed)
+    return trained(ensemble, data, seed, cache=True, **REFIT), {"cache": True}
+
+
+def predictor(run: shoal.Run) -> Any:
+    """The function that predicts."""
+    return lambda x: shoal.predict(run, x)
+
+
+def compute(seed: int, data: Data, skip: str) -> Any:
+    """Rows of one seed: part, model, networks, scores and seconds of training."""
+    ensemble = shoal.Ensemble.init(network, POOL, seed=seed)
+    with Clock() as clock:
+        run = trained(ensemble, data, seed)
+    each, known = clock.seconds / POOL, {}
+
+    def some(members: int) -> Any:
+        def predict(x: Tensor) -> Predictive:
+            if id(x) not in known:
+                known[id(x)] = shoal.predict(run, x)
+            whole = known[id(x)]
+            return Predictive(whole.members[:members], whole.likelihood)
+
+        return predict
+
+    for members in range(1, POOL + 1):
+        yield ["ensemble", "points", members, *data.scores(some(members)), members * each]
+    for part in PARTS:
+        with Clock() as clock:
+            start, options = members_of(part, run, data, seed)
+        spent = clock.seconds + each * (1 if "cache" in options else CHAINS)
+        if "cache" in options:
+            yield [part, "points", CHAINS, *data.scores(predictor(start)), spent]
+        for model in ("draws", "swag"):
+            with Clock() as clock:
+                if model == "draws":
+                    made = chains(start, seed, STEPS, SETTINGS[part], **options)
+                else:
+                    made = swag(start, seed, STEPS, SWAG[part], **options)
+            found = data.scores(predictor(made))
+            yield [part, model, CHAINS * DRAWS, *found, spent + clock.seconds]
+    for part, kind, count in LAPLACE if skip != "laplace" else ():
+        with Clock() as clock:
+            predict = laplace([run.ensemble.member(i) for i in range(count)], data, kind)
+        found = data.scores(predict)
+        yield [part, f"laplace {kind}", count, *found, clock.seconds + each * count]
+
+
+GRID = [
+    (schedule, heat, rate)
+    for schedule, heat, rate in itertools.product(
+        ("constant", "cyclical"), (1.0, 0.1, 0.01), (0.02, 0.1, 0.5)
+    )
+]
+"""Settings of the chains among which held-out images choose."""
+
+
+def choose(data: Data, within: float) -> None:
+    """Print the scores of settings on held-out images, by two chains of half the length."""
+    began, tried = time.perf_counter(), {}
+
+    def say(words: str, predict: Any, clock: Clock) -> None:
+        numbers = " ".join(f"{value:.4f}" for value in data.scores(predict))
+        print(words, numbers, f"{clock.seconds:.2f} s", flush=True)
+
+    def waits(part: str, setting: tuple) -> bool:
+        schedule, heat, rate = setting
+        few = schedule == "constant" and (rate < 0.5 or part not in ("whole", "last blocks"))
+        wanted = few or (part == "whole" and rate == 0.1)
+        late = time.perf_counter() - began > within
+        return not wanted or late or (heat < 0.1 and part != "whole")
+
+    for name, options in {"sgd": TRAINING, "adam": {"lr": 0.003}}.items():
+        with Clock() as clock:
+            run = trained(shoal.Ensemble.init(network, 8, seed=100), data, 100, **options)
+        say(f"{name}, eight networks", predictor(run), clock)
+        say(f"{name}, one", predictor(first(run, 1)), clock)
+        tried[name] = first(run, 2)
+    run = tried["sgd"]
+    for part in ("whole", "laplace", *PARTS[:-1]):
+        if part == "laplace":
+            for _, kind, _ in LAPLACE[:-1]:
+                with Clock() as clock:
+                    predict = laplace([run.ensemble.member(0)], data, kind)
+                say(f"laplace {kind}", predict, clock)
+            continue
+        with Clock() as clock:
+            start, options = members_of(part, run, data, 100)
+        say(f"{part}, points", predictor(start), clock)
+        for setting in GRID:
+            if not waits(part, setting):
+                schedule, heat, rate = setting
+                named = {"schedule": schedule, "temperature": heat, "rate": rate}
+                with Clock() as clock:
+                    made = chains(start, 100, STEPS // 2, named, **options)
+                say(f"{part}, {setting}", predictor(made), clock)
+        for rate in (0.005, 0.02, 0.1):
+            if time.perf_counter() - began < within:
+                with Clock() as clock:
+                    made = swag(start, 100, STEPS // 2, rate, **options)
+                say(f"{part}, swag {rate}", predictor(made), clock)
+
+
+def page(rows: list[dict[str, str]]) -> str:
+    """The page: every model beside the plain ensemble that takes as long."""
+    values = {(r["part"], r["model"], r["networks"], r["seed"]): r for r in rows}
+    kinds = list(dict.fromkeys(key[:3] for key in values if key[0] != "ensemble"))
+    seeds = sorted({r["seed"] for r in rows})
+    lines, judged = [], []
+    for size in ("1", str(CHAINS), str(POOL)):
+        found = [values["ensemble", "points", size, seed] for seed in seeds]
+        lines.append(["plain ensemble", "points", size, *_means(found), ""])
+    for kind in kinds:
+        found = [values[(*kind, seed)] for seed in seeds if (*kind, seed) in values]
+        beside = [_as_long(row, values) for row in found]
+        away = [float(a["nll"]) - float(b["nll"]) for a, b in zip(found, beside, strict=True)]
+        sizes = sorted({int(row["networks"]) for row in beside})
+        many = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        lines.append([*kind, *_means(found), many])
+        if len(away) > 1:
+            half = t_quantile(0.975, len(away) - 1) * np.std(away, ddof=1) / math.sqrt(len(away))
+            low, high = np.mean(away) - half, np.mean(away) + half
+            word = "lower" if high < 0 else "higher" if low > 0 else "not decided"
+            judged.append(
+                [*kind[:2], many, f"{np.mean(away):+.4f} ({low:+.4f} to {high:+.4f})", word]
+            )
+    names = ["part", "model", "networks", *HEADER[4:], "plain members of the same seconds"]
+    titles = ["part", "model", "plain members", "NLL, difference (95 %)", "NLL is"]
+    tables = markdown_table(names, lines), markdown_table(titles, judged)
+    return TEXT.format(seeds=", ".join(seeds), table=tables[0], verdict=tables[1])
+
+
+def _as_long(row: dict[str, str], values: dict[tuple, dict[str, str]]) -> dict[str, str]:
+    """The plain ensemble of the same seed whose training takes as long, by whole members."""
+    one = float(values["ensemble", "points", "1", row["seed"]]["seconds"])
+    size = min(max(round(float(row["seconds"]) / one), 1), POOL)
+    return values["ensemble", "points", str(size), row["seed"]]
+
+
+def _means(found: list[dict[str, str]]) -> list[str]:
+    """Means over seeds ± standard errors."""
+    line = []
+    for name, digits in zip(HEADER[4:], (4, 4, 4, 4, 4, 1), strict=True):
+        each = [float(row[name]) for row in found]
+        error = np.std(each, ddof=1) / math.sqrt(len(each)) if len(each) > 1 else math.nan
+        line.append(f"{np.mean(each):.{digits}f} ± {error:.{digits}f}")
+    return line
+
+
+def complete(given: argparse.Namespace, file: Path, data: Data) -> None:
+    """Add the rows of the seeds that are missing; no seed begins that would end too late."""
+    began, longest = time.perf_counter(), 0.0
+    known = {row["seed"] for row in read_csv(file, missing_ok=True)}
+    for seed in [each for each in given.seeds.split(",") if each not in known]:
+        start = time.perf_counter()
+        if start - began + longest > given.within:
+            break
+        rows = []
+        for part, model, networks, *numbers in compute(int(seed), data, given.skip):
+            rows.append([part, seed, model, networks, *(f"{value:.6g}" for value in numbers)])
+            print(*rows[-1], flush=True)
+        append_rows(file, HEADER, rows)
+        longest = max(longest, time.perf_counter() - start)
+
+
+def main() -> None:
+    """Do what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("pack", "choose", "run", "page"))
+    parser.add_argument("--data", type=Path, default=Path("fashion.npz"))
+    parser.add_argument("--out", type=Path, default=PLACE)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--skip", default="")
+    parser.add_argument("--within", type=float, default=1e9, help="seconds for all seeds")
+    given = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if given.what == "pack":
+        pack(given.data)
+    elif given.what == "choose":
+        choose(Data(given.data, device), given.within)
+    else:
+        file = given.out / "large.csv"
+        if given.what == "run":
+            complete(given, file, Data(given.data, device))
+        (given.out / "large.md").write_text(page(read_csv(file)))
+
+
+if __name__ == "__main__":
+    main()
