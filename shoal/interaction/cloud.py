@@ -6,9 +6,12 @@ GPU with Triton each is one kernel; on a CPU it runs strip by strip through the 
 both are matrix products of centred copies.
 """
 
+import functools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +26,7 @@ try:
 except Exception:  # Triton is missing or does not work
     cloud_kernels = None
 
-__all__ = ["Cloud", "adds_multiples", "of_finite"]
+__all__ = ["Cloud", "GramAhead", "adds_multiples", "few_coordinates", "of_finite"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,26 @@ class Cloud:
         gram = torch.stack(grams).sum(0) if len(grams) > 1 else grams[0]
         return cls(leaves, torch.where(alive[:, None] & alive, gram, 0.0), alive)
 
+    @classmethod
+    def with_matrices(
+        cls, leaves: Leaves, alive: Tensor, choices: dict[str, Any]
+    ) -> tuple["Cloud", Any]:
+        """The cloud of `few_coordinates`, and the matrices of `interaction_kernels.matrices`."""
+        assert cloud_kernels is not None
+        gram, alive, matrices = cloud_kernels.gram_and_matrices(leaves, alive, **choices)
+        return cls(leaves, gram, alive, cloud_kernels), matrices
+
+    def move(
+        self, drives: Sequence[Tensor], B: Tensor, scale: float, multiples: Any, update: Any
+    ) -> Tensor:
+        """Move the leaves, which are weights, along `added_to`; returns the norms of the drives.
+
+        For leaves and drives of which `adds_multiples` is true. `update` is a step of an optimiser,
+        `engine.kernels.update_kernels.Update`.
+        """
+        assert cloud_kernels is not None
+        return cloud_kernels.move(drives, B[0], self.leaves, self.alive, scale, multiples, update)
+
     def times(self, B: Tensor) -> list[Tensor]:
         """B z, leaves [m, S, D] for B [S, m, M]."""
         leaves = self.leaves
@@ -72,15 +95,17 @@ class Cloud:
         B: Tensor,
         scale: float,
         multiples: Sequence[float] | None = None,
-    ) -> tuple[list[Tensor], Tensor]:
+        measured: bool = True,
+    ) -> tuple[list[Tensor], Tensor | None]:
         """drive + scale B z for every leaf, and the norms of the drives; [m, D], at one site.
 
         The result may reuse the memory of the drives. `multiples` of the coordinates belong to the
-        drives, see `adds_multiples`.
+        drives, see `adds_multiples`. Norms may be None unless `measured`.
         """
         same = all(drive.dtype == self.gram.dtype for drive in drives)
         if self.fused is not None and same:
-            more = () if multiples is None else (multiples,)
+            more = () if multiples is None and measured else (multiples, measured)
+            more = more if self.fused is cloud_kernels else ()
             return self.fused.plus_product(drives, B[0], self.leaves, self.alive, scale, *more)
         leaves = self.leaves
         if self.fused is not None:
@@ -90,11 +115,45 @@ class Cloud:
         return moved, member_norms(dict(enumerate(drives)))  # pyright: ignore[reportArgumentType]
 
 
+class GramAhead:
+    """The Gram matrix of the weights, found beside the passes of a step.
+
+    Nothing moves the weights before the step ends. A member that diverges in the passes is left out
+    later: distances between the others do not depend on the centre.
+    """
+
+    def __init__(self, leaves: Leaves, alive: Tensor) -> None:
+        here = torch.cuda.current_stream(alive.device) if alive.is_cuda else None
+        self.side = None if here is None else _side(here)
+        if self.side is not None and here is not None:
+            self.side.wait_stream(here)
+        with nullcontext() if self.side is None else torch.cuda.stream(self.side):
+            self.gram, self.alive = cloud_kernels.gram(leaves, alive)  # pyright: ignore
+
+    def cloud(self, leaves: Leaves, alive: Tensor, centred: bool = True) -> Cloud:
+        """The cloud of these leaves, which are those of before; see `Cloud.of`."""
+        if self.side is not None:
+            torch.cuda.current_stream(alive.device).wait_stream(self.side)
+        return Cloud(leaves, self.gram, self.alive & alive, cloud_kernels)
+
+
+@functools.lru_cache(maxsize=16)
+def _side(here: torch.cuda.Stream) -> torch.cuda.Stream:
+    return torch.cuda.Stream(here.device)
+
+
 def adds_multiples(leaves: Leaves, drives: Sequence[Tensor]) -> bool:
     """Whether `Cloud.added_to` takes multiples of such leaves, in the pass that adds the push."""
     if cloud_kernels is None or not kernel_supports(*leaves, *drives):
         return False
     return _fused(leaves) is cloud_kernels
+
+
+def few_coordinates(leaves: Leaves) -> bool:
+    """Whether one launch finds the Gram matrix and all that follows from it."""
+    if cloud_kernels is None or not kernel_supports(*leaves):
+        return False
+    return _fused(leaves) is cloud_kernels and cloud_kernels.few_coordinates(leaves)
 
 
 def _fused(leaves: Leaves) -> ModuleType | None:

@@ -28,7 +28,7 @@ from shoal.engine.kernels.fused import kernel_supports
 from shoal.interaction import bandwidths, flows, kernels, points, spaces
 from shoal.interaction.bandwidths import Bandwidth, Fixed, Median, MemberMedian
 from shoal.interaction.calibration import Whitening, stein_factor
-from shoal.interaction.cloud import Cloud
+from shoal.interaction.cloud import Cloud, few_coordinates
 from shoal.interaction.estimators import KDE
 from shoal.interaction.flows import Flow, Stein, Wasserstein
 from shoal.interaction.kernels import IMQ, RBF, Kernel, Laplace, LinearKernel, Matern
@@ -180,6 +180,11 @@ def interact(
         weight: weight of each site [S] in the mean over sites; None for equal weights.
         cloud_of: makes the cloud from leaves, finite members and `centred`.
     """
+    if weight is None and cloud_of == Cloud.of and few_coordinates(leaves):
+        choices = kernel_choices(repulsion, leaves[0], len(alive))
+        if choices is not None:
+            cloud, matrices = Cloud.with_matrices(leaves, alive, choices)
+            return _by_kernel(repulsion, cloud, choices, matrices)
     cloud = cloud_of(leaves, alive, centred=is_centred(repulsion))
     return interact_in(repulsion, cloud, weight)
 
@@ -196,7 +201,8 @@ def interact_in(repulsion: Repulsion, cloud: Cloud, weight: Tensor | None = None
     alone = weight is None and len(gram) == 1
     choices = kernel_choices(repulsion, gram, len(alive)) if alone else None
     if choices is not None:
-        return _by_kernel(repulsion, cloud, choices)
+        matrices = fused.interaction_kernels.matrices(gram, alive, **choices)
+        return _by_kernel(repulsion, cloud, choices, matrices)
     pair, whitening = alive[:, None] & alive, None
     if isinstance(kernel, LinearKernel):
         K, L = kernel.matrices(gram, alive.sum())
@@ -250,8 +256,9 @@ def _settings(repulsion: Repulsion) -> dict[str, Any] | None:
     return {"kernel": name, "flow": kind, **how}
 
 
-def _by_kernel(repulsion: Repulsion, cloud: Cloud, choices: dict[str, Any]) -> Interaction:
-    matrices = fused.interaction_kernels.matrices(cloud.gram, cloud.alive, **choices)
+def _by_kernel(
+    repulsion: Repulsion, cloud: Cloud, choices: dict[str, Any], matrices: Any
+) -> Interaction:
     mix, B = matrices.mix, matrices.B
     if choices["flow"] == "laplacian":
         mix, B = repulsion.flow(matrices.K, B, cloud.alive.sum().clamp(min=1))
@@ -320,24 +327,37 @@ class Push:
         return self.pull(self.interaction.cloud.times(self.B))
 
     def added_to(
-        self, drive: Tree, scale: float | Tensor, multiples: Sequence[float] | None = None
+        self,
+        drive: Tree,
+        scale: float | Tensor,
+        multiples: Sequence[float] | None = None,
+        driven: Tensor | None = None,
     ) -> tuple[Tree, Tensor, Tensor]:
-        """drive + scale J^T (B z), and the norms of the drive and of the scaled push [M].
+        """drive + scale J^T (B z), and the norms of the drive and of J^T (B z) [M].
 
-        `multiples` of the base tensors belong to the drive, see `cloud.adds_multiples`.
+        `multiples` of the base tensors belong to the drive, see `cloud.adds_multiples`. `driven`
+        has the norms of the drive if they are known.
         """
         cloud = self.interaction.cloud
         if not self.isometric or isinstance(scale, Tensor):
             push = self.tree()
-            lengths = member_norms(drive), abs(scale) * member_norms(push)
-            return add_scaled(drive, push, scale), *lengths
-        flat, driven = cloud.added_to([rows(t) for t in drive.values()], self.B, scale, multiples)
+            driven = member_norms(drive) if driven is None else driven
+            return add_scaled(drive, push, scale), driven, member_norms(push)
+        given = [rows(t) for t in drive.values()]
+        flat, found = cloud.added_to(given, self.B, scale, multiples, driven is None)
         moved = {name: m.view_as(t) for (name, t), m in zip(drive.items(), flat, strict=True)}
+        found = found if driven is None else driven
+        assert found is not None
+        return moved, found, self.norms
+
+    @property
+    def norms(self) -> Tensor:
+        """|B z| of each trained member [m]."""
         if self.lengths is not None:
-            return moved, driven, abs(scale) * self.lengths
+            return self.lengths
         # |B z|² from the Gram matrix of z, without reading the coordinates again.
-        squares = (self.B @ cloud.gram * self.B).sum((0, 2))
-        return moved, driven, abs(scale) * squares.clamp(min=0).sqrt()
+        gram = self.interaction.cloud.gram
+        return (self.B @ gram * self.B).sum((0, 2)).clamp(min=0).sqrt()
 
 
 def _squared_distances(gram: Tensor, rounding: float = 0.0) -> Tensor:

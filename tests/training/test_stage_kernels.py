@@ -8,6 +8,7 @@ from triton_ready import runs_kernels
 import shoal
 from shoal.data.batches.sources import ArrayBatches
 from shoal.engine.kernels import fused
+from shoal.interaction import cloud
 from shoal.interaction import kernels as radial
 from shoal.interaction.bandwidths import Fixed, Median
 from shoal.training.loop.trainer import Trainer
@@ -36,13 +37,18 @@ def everywhere(monkeypatch):
 def launched(monkeypatch):
     """Names of the kernels that have run."""
     names = []
-    for module in (fused.interaction_kernels, fused.likelihood_kernels, fused.step_kernels):
-        for name in ("matrices", "categorical", "measures", "add_to_history"):
-            if hasattr(module, name):
-                call = getattr(module, name)
-                monkeypatch.setattr(
-                    module, name, lambda *a, _n=name, _c=call, **k: names.append(_n) or _c(*a, **k)
-                )
+    known = {
+        fused.interaction_kernels: ("matrices",),
+        fused.likelihood_kernels: ("categorical",),
+        fused.step_kernels: ("measures", "add_to_history"),
+        cloud.cloud_kernels: ("gram", "gram_and_matrices", "plus_product", "move"),
+    }
+    for module, functions in known.items():
+        for name in functions:
+            call = getattr(module, name)
+            monkeypatch.setattr(
+                module, name, lambda *a, _n=name, _c=call, **k: names.append(_n) or _c(*a, **k)
+            )
     return names
 
 
@@ -86,7 +92,8 @@ def same(monkeypatch, *given, **settings):
 @pytest.mark.parametrize("name", ["kde", "f-kde", "svgd", "f-svgd", "sge", "f-ssge"])
 def test_every_method_moves_as_by_the_formulas(name, legacy, launched, monkeypatch):
     same(monkeypatch, shoal.methods.get(name, legacy=legacy).repulsion)
-    assert {"matrices", "categorical", "measures"} <= set(launched)
+    assert {"categorical", "measures"} < set(launched)
+    assert {"matrices", "gram_and_matrices"} & set(launched)
 
 
 def test_a_plain_ensemble_moves_as_by_the_formulas(launched, monkeypatch):
@@ -99,7 +106,7 @@ def test_a_plain_ensemble_moves_as_by_the_formulas(launched, monkeypatch):
 @pytest.mark.parametrize("space", [shoal.spaces.Outputs(), shoal.spaces.Weights()])
 def test_every_radial_kernel_and_bandwidth(space, kernel, bandwidth, launched, monkeypatch):
     same(monkeypatch, shoal.Repulsion(space, kernel, bandwidth, strength=5.0))
-    assert "matrices" in launched
+    assert {"matrices", "gram_and_matrices"} & set(launched)
 
 
 @pytest.mark.parametrize("name", ["kde", "f-kde", "svgd", "f-svgd"])
@@ -125,6 +132,64 @@ def test_priors_and_annealing(name, prior, annealing, monkeypatch):
 )
 def test_other_repulsions_still_run(repulsion, monkeypatch):
     same(monkeypatch, repulsion)
+
+
+OPTIMIZERS = [
+    "sgd",
+    {"name": "sgd", "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.3},
+    {"name": "sgd", "momentum": 0.9, "nesterov": True},
+    {"name": "adam", "weight_decay": 0.3},
+    {"name": "adamw", "weight_decay": 0.3, "betas": (0.8, 0.99)},
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("members", [5, 14])  # with members as vectors, and as a matrix
+def test_one_kernel_pushes_and_moves_as_the_optimiser(members, optimizer, launched, monkeypatch):
+    def trained(dtype):
+        ensemble = shoal.Ensemble.init(perceptron, members, seed=1).to(DEVICE, dtype)
+        given = dict(method="kde", strength=20.0, likelihood="categorical", lr=0.1, steps=4,
+                     batch_size=12, prior="gaussian", optimizer=optimizer,
+                     engine="vmap")  # fmt: skip
+        x, y = data()
+        batches = ArrayBatches(x.to(dtype), y, 12)
+        trainer = Trainer(ensemble, Settings.resolve(Options.of(given)), batches)
+        for _ in trainer.run():
+            pass
+        states = [s for each in trainer.mover.optimizer.state.values() for s in each.values()]
+        return trainer.tracker.state, [*ensemble.weights.values(), *states]
+
+    history, tensors = trained(torch.float32)
+    assert "move" in launched and launched.count("move") + launched.count("plus_product") == 4
+    monkeypatch.setattr(fused, "ENABLED", False)
+    exact, others = trained(torch.float64)
+    for found, want in zip(tensors, others, strict=True):
+        scale = float(want.detach().abs().max())
+        torch.testing.assert_close(found.double(), want.double(), rtol=0, atol=3e-6 * scale)
+    torch.testing.assert_close(history["sums"], exact["sums"], rtol=1e-4, atol=1e-6)
+
+
+def test_a_member_that_diverges_in_the_passes_repels_nobody(launched, monkeypatch):
+    """The Gram matrix is found before the passes, from weights that are all finite."""
+
+    class Logarithm(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + (9.0 - self.weight[0, 0]).log()
+
+    def moved():
+        ensemble = shoal.Ensemble.init(lambda: Logarithm(6, 3), MEMBERS, seed=1).to(DEVICE)
+        ensemble.weights["weight"].data[1, 0, 0] = 10.0
+        posterior = shoal.Posterior(shoal.likelihoods.Categorical(), shoal.priors.Gaussian(), 50)
+        repulsion = shoal.Repulsion(shoal.spaces.Weights(), strength=5.0)
+        return shoal.forces(ensemble, posterior, repulsion, data())
+
+    found, info = moved()
+    assert "gram" in launched and info.alive.tolist() == [True, False, True, True, True]
+    monkeypatch.setattr(fused, "ENABLED", False)
+    want, about = moved()
+    torch.testing.assert_close(info.measures, about.measures, rtol=1e-4, atol=1e-7)
+    for name, tensor in want.items():
+        torch.testing.assert_close(found[name][2:], tensor[2:], rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["ensemble", "kde", "f-kde"])

@@ -10,6 +10,7 @@ A member with a number that is not finite has a Gram matrix of NaN in its row an
 nowhere else: entry (i, j) reads the coordinates of i and j alone.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,9 +21,11 @@ from torch import Tensor
 
 from shoal.core.types import Leaves
 from shoal.engine.kernels import few_member_kernels
+from shoal.engine.kernels.interaction_kernels import Matrices, new_matrices, store_matrices
 from shoal.engine.kernels.strip_kernels import choice, leaf_of
+from shoal.engine.kernels.update_kernels import Update, moved
 
-__all__ = ["gram", "plus_product"]
+__all__ = ["few_coordinates", "gram", "gram_and_matrices", "move", "plus_product"]
 
 GRAM: dict[str, Any] = {"PRECISION": "tf32x3", "num_warps": 1}
 """Products by tensor cores in three passes, which keep single precision. A product is too small to
@@ -42,6 +45,9 @@ FEW_PROGRAMS = {"gram": 1584, "plus": 1056}
 
 STRIPS_EACH = 4
 """Strips that a program multiplies before it writes a Gram matrix as large as one strip."""
+
+FEW_PARTS = 64
+"""Parts of a Gram matrix that one program sums faster than another launch begins."""
 
 GROUP = 8
 """Leaves that one launch serves."""
@@ -63,18 +69,18 @@ def _centred(x, finite, count, here):
 
 
 @triton.jit
-def _gram_kernel(
-    alive, out, members, strips,
+def _gram_of_strips(
+    alive, members, strips,
     z0, z1, z2, z3, z4, z5, z6, z7,
     w0, w1, w2, w3, w4, w5, w6, w7,
     SIZE: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    program, programs = tl.program_id(0), tl.num_programs(0)
+    """The Gram matrix of this program's strips."""
     row = tl.arange(0, SIZE)
     finite, count = _finite_rows(alive, row, members)
     total = tl.zeros((SIZE, SIZE), tl.float32)
     widths = (w0, w1, w2, w3, w4, w5, w6, w7)
-    for strip in range(program, strips, programs):
+    for strip in range(tl.program_id(0), strips, tl.num_programs(0)):
         leaf, first = leaf_of(strip, widths, STRIP)
         z, width = choice(leaf, (z0, z1, z2, z3, z4, z5, z6, z7)), choice(leaf, widths)
         column = (strip - first) * STRIP + tl.arange(0, STRIP)
@@ -84,8 +90,64 @@ def _gram_kernel(
         spoilt = tl.where(finite[:, None], x * 0.0, 0.0)  # NaN for all that is not finite
         x = _centred(x, finite, count, here) + spoilt
         total += tl.dot(x, tl.trans(x), input_precision=PRECISION)
-    square = program * SIZE * SIZE + row[:, None] * SIZE + row[None, :]
+    return total
+
+
+@triton.jit
+def _gram_kernel(
+    alive, out, members, strips,
+    z0, z1, z2, z3, z4, z5, z6, z7,
+    w0, w1, w2, w3, w4, w5, w6, w7,
+    SIZE: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    total = _gram_of_strips(
+        alive, members, strips, z0, z1, z2, z3, z4, z5, z6, z7, w0, w1, w2, w3, w4, w5, w6, w7,
+        SIZE, STRIP, PRECISION,
+    )  # fmt: skip
+    row = tl.arange(0, SIZE)
+    square = tl.program_id(0) * SIZE * SIZE + row[:, None] * SIZE + row[None, :]
     tl.store(out + square, total)
+
+
+@triton.jit
+def _gram_and_matrices_kernel(
+    alive, partial, done, gram, alive_out, K_out, B_out, mix_out, summary, lengths,
+    members, strips, h2_fixed,
+    z0, z1, z2, z3, z4, z5, z6, z7,
+    w0, w1, w2, w3, w4, w5, w6, w7,
+    SIZE: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+    KERNEL: tl.constexpr, FLOW: tl.constexpr,
+    MEDIAN: tl.constexpr, LOGARITHM: tl.constexpr, EVERY: tl.constexpr,
+):  # fmt: skip
+    """The program that ends last sums all parts, always in the same order, and goes on alone."""
+    programs = tl.num_programs(0)
+    total = _gram_of_strips(
+        alive, members, strips, z0, z1, z2, z3, z4, z5, z6, z7, w0, w1, w2, w3, w4, w5, w6, w7,
+        SIZE, STRIP, PRECISION,
+    )  # fmt: skip
+    row = tl.arange(0, SIZE)
+    square = row[:, None] * SIZE + row[None, :]
+    tl.store(partial + tl.program_id(0) * SIZE * SIZE + square, total)
+    tl.debug_barrier()  # all threads have written before one of them says so
+    if tl.atomic_add(done, 1) == programs - 1:
+        tl.store(done, 0)
+        parts = tl.zeros((BLOCK, SIZE, SIZE), tl.float32)
+        for start in range(0, programs, BLOCK):
+            part = start + tl.arange(0, BLOCK)
+            place = part[:, None, None] * (SIZE * SIZE) + square[None, :, :]
+            here = (part < programs)[:, None, None]
+            parts += tl.load(partial + place, mask=here, other=0.0, cache_modifier=".cg")
+        G = tl.sum(parts, axis=0)
+        own = tl.sum(tl.where(row[:, None] == row[None, :], G, 0.0), axis=1)
+        finite = (tl.load(alive + row, mask=row < members, other=0) != 0) & (own == own)
+        G = tl.where(G == G, G, 0.0)
+        inside = (row[:, None] < members) & (row[None, :] < members)
+        tl.store(gram + row[:, None] * members + row[None, :], G, mask=inside)
+        tl.store(alive_out + row, finite, mask=row < members)
+        store_matrices(
+            G, finite, K_out, B_out, mix_out, summary, lengths, members, h2_fixed,
+            SIZE, KERNEL, FLOW, MEDIAN, LOGARITHM, EVERY,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -113,11 +175,15 @@ def _plus_kernel(
     d0, d1, d2, d3, d4, d5, d6, d7,
     z0, z1, z2, z3, z4, z5, z6, z7,
     o0, o1, o2, o3, o4, o5, o6, o7,
+    p0, p1, p2, p3, p4, p5, p6, p7,
+    q0, q1, q2, q3, q4, q5, q6, q7,
     m0, m1, m2, m3, m4, m5, m6, m7,
     w0, w1, w2, w3, w4, w5, w6, w7,
-    SIZE: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
-    MULTIPLES: tl.constexpr, FROZEN: tl.constexpr,
+    rate, step, a, b, eps, decay,
+    SIZE: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr, MULTIPLES: tl.constexpr,
+    FROZEN: tl.constexpr, MEASURED: tl.constexpr, UPDATE: tl.constexpr,
 ):  # fmt: skip
+    rate, step = tl.load(rate), tl.load(step)
     program, programs = tl.program_id(0), tl.num_programs(0)
     row = tl.arange(0, SIZE)
     finite, count = _finite_rows(alive, row, members)
@@ -136,16 +202,22 @@ def _plus_kernel(
         place = row[:, None].to(tl.int64) * width + column[None, :]
         own = tl.load(drive + place, mask=mine, other=0.0)
         x = tl.load(z + place, mask=here, other=0.0)
+        theta = x
         if MULTIPLES:
-            theta = x
             if FROZEN:  # the trained members come after the frozen ones
                 theta = tl.load(z + first_own * width + place, mask=mine, other=0.0)
             own += choice(leaf, (m0, m1, m2, m3, m4, m5, m6, m7)) * theta
         x = _centred(x, finite, count, here)
-        moved = own + scale * tl.dot(matrix, x, input_precision=PRECISION)
-        tl.store(out + place, moved, mask=mine)
+        velocity = own + scale * tl.dot(matrix, x, input_precision=PRECISION)
+        after = moved(
+            theta, velocity, choice(leaf, (p0, p1, p2, p3, p4, p5, p6, p7)),
+            choice(leaf, (q0, q1, q2, q3, q4, q5, q6, q7)), place, mine,
+            rate, step, a, b, eps, decay, UPDATE,
+        )  # fmt: skip
+        tl.store(out + place, after, mask=mine)
         length += own * own
-    tl.store(squares + program * SIZE + row, tl.sum(length, axis=1))
+    if MEASURED:
+        tl.store(squares + program * SIZE + row, tl.sum(length, axis=1))
 
 
 @triton.jit
@@ -183,6 +255,62 @@ def gram(leaves: Leaves, alive: Tensor) -> tuple[Tensor, Tensor]:
     return total, found
 
 
+def few_coordinates(leaves: Leaves) -> bool:
+    """Whether one program can sum the parts of the Gram matrix, and make the matrices of it."""
+    strips = sum(triton.cdiv(leaf.shape[-1], 1024 // _size(len(leaf))) for leaf in leaves)
+    return len(leaves) <= GROUP and strips <= FEW_PARTS
+
+
+def gram_and_matrices(
+    leaves: Leaves,
+    alive: Tensor,
+    kernel: str,
+    flow: str,
+    h2: float | None = None,
+    logarithm: bool = True,
+    every: bool = False,
+) -> tuple[Tensor, Tensor, Matrices]:
+    """`gram` of few coordinates and `interaction_kernels.matrices` of it, by one launch."""
+    members, size = len(alive), _size(len(alive))
+    strip = 1024 // size
+    group, widths, strips = _padded(leaves, list(range(len(leaves))), strip)
+    partial = torch.empty(strips, size, size, device=alive.device)
+    total, found = torch.empty(1, members, members, device=alive.device), torch.empty_like(alive)
+    result, tensors = new_matrices(alive, flow)
+    launch: Any = _gram_and_matrices_kernel[(strips,)]
+    launch(
+        alive, partial, _counters(alive.device).take(), total, found, *tensors, members, strips,
+        1.0 if h2 is None else h2, *group, *widths, SIZE=size, STRIP=strip, PRECISION="tf32x3",
+        BLOCK=max(4096 // size**2, 1), KERNEL=kernel, FLOW=flow, MEDIAN=h2 is None,
+        LOGARITHM=logarithm, EVERY=every, num_warps=4,
+    )  # fmt: skip
+    return total, found, result
+
+
+class _Counters:
+    """How many programs of a launch have ended; the last one sets its counter back.
+
+    A captured launch keeps a counter of its own, since graphs may run beside each other. Other
+    launches take turns.
+    """
+
+    HALF = 4096
+
+    def __init__(self, device: torch.device) -> None:
+        self.memory = torch.zeros(2, self.HALF, dtype=torch.int32, device=device)
+        self.used = [0, 0]
+
+    def take(self) -> Tensor:
+        """A counter at zero."""
+        captured = self.memory.is_cuda and torch.cuda.is_current_stream_capturing()
+        place = self.used[captured] % self.HALF
+        self.used[captured] += 1
+        return self.memory[int(captured), place]
+
+
+_counters = functools.cache(_Counters)
+
+
 def plus_product(
     drives: Sequence[Tensor],
     B: Tensor,
@@ -190,7 +318,8 @@ def plus_product(
     alive: Tensor,
     scale: float,
     multiples: Sequence[float] | None = None,
-) -> tuple[list[Tensor], Tensor]:
+    measured: bool = True,
+) -> tuple[list[Tensor], Tensor | None]:
     """drive + scale B z for each leaf, z centred, in place; and the lengths of the drives [m].
 
     Args:
@@ -201,11 +330,48 @@ def plus_product(
         scale: factor of the push.
         multiples: for each leaf, how often the drive has the coordinates added to it first, as a
             Gaussian prior requires; None for never.
+        measured: whether lengths are wanted; None comes in their place otherwise.
     """
-    members, own_members, size = len(alive), len(B), _size(len(alive))
     drives = [drive.contiguous() for drive in drives]
-    compiling, frozen = torch.compiler.is_compiling(), members - own_members
-    moved = [torch.empty_like(drive) for drive in drives] if compiling else drives
+    compiling = torch.compiler.is_compiling()
+    out = [torch.empty_like(drive) for drive in drives] if compiling else drives
+    still = Update.none(drives, B)
+    return out, _plus(drives, out, B, leaves, alive, scale, multiples, still, measured)
+
+
+def move(
+    drives: Sequence[Tensor],
+    B: Tensor,
+    leaves: Leaves,
+    alive: Tensor,
+    scale: float,
+    multiples: Sequence[float] | None,
+    update: Update,
+) -> Tensor:
+    """Move the weights by an optimiser along drive + scale B z; returns the lengths of the drives.
+
+    The arguments are those of `plus_product`; the leaves are the weights of the trained members,
+    who are all there are.
+    """
+    drives = [drive.contiguous() for drive in drives]
+    lengths = _plus(drives, leaves, B, leaves, alive, scale, multiples, update, True)
+    assert lengths is not None
+    return lengths
+
+
+def _plus(
+    drives: Sequence[Tensor],
+    out: Sequence[Tensor],
+    B: Tensor,
+    leaves: Leaves,
+    alive: Tensor,
+    scale: float,
+    multiples: Sequence[float] | None,
+    update: Update,
+    measured: bool,
+) -> Tensor | None:
+    members, own_members, size = len(alive), len(B), _size(len(alive))
+    frozen = members - own_members
     factors = [0.0] * len(drives) if multiples is None else list(multiples)
     few = members <= FEW and not frozen
     most, (strip, options) = FEW_PROGRAMS["plus"] if few else PROGRAMS, _plus_options(size, few)
@@ -216,18 +382,22 @@ def plus_product(
     kernel: Any = few_member_kernels.plus_kernel if few else _plus_kernel
     options |= {"MEMBERS": members} if few else {"FROZEN": frozen > 0}
     for places, (group, widths, strips), count in zip(chosen, groups, programs, strict=True):
-        own, out = (_padded(tensors, places, 1)[0] for tensors in (drives, moved))
+        several = drives, out, update.first, update.second
+        own, to, *states = (_padded(tensors, places, 1)[0] for tensors in several)
         shares = [*(factors[i] for i in places), *[0.0] * (GROUP - len(places))]
         sizes = (strips,) if few else (members, own_members, frozen, strips)
         kernel[(count,)](
-            B, alive, squares[begun:], *sizes, scale, *own, *group, *out, *shares, *widths,
-            SIZE=size, STRIP=strip, MULTIPLES=multiples is not None, **options,
+            B, alive, squares[begun:], *sizes, scale, *own, *group, *to, *states[0], *states[1],
+            *shares, *widths, update.rate, update.step, *update.numbers, SIZE=size, STRIP=strip,
+            MULTIPLES=multiples is not None, MEASURED=measured, UPDATE=update.kind, **options,
         )  # fmt: skip
         begun += count
+    if not measured:
+        return None
     lengths = torch.empty(own_members, device=alive.device)
     launch: Any = _length_kernel[(own_members,)]
     launch(squares, lengths, begun, SIZE=size, BLOCK=1024)
-    return moved, lengths
+    return lengths
 
 
 def _plus_options(size: int, few: bool) -> tuple[int, dict[str, Any]]:

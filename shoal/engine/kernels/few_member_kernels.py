@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from shoal.engine.kernels.strip_kernels import choice, leaf_of
+from shoal.engine.kernels.update_kernels import moved
 
 __all__ = ["gram_kernel", "plus_kernel"]
 
@@ -78,14 +79,19 @@ def plus_kernel(
     d0, d1, d2, d3, d4, d5, d6, d7,
     z0, z1, z2, z3, z4, z5, z6, z7,
     o0, o1, o2, o3, o4, o5, o6, o7,
+    p0, p1, p2, p3, p4, p5, p6, p7,
+    q0, q1, q2, q3, q4, q5, q6, q7,
     m0, m1, m2, m3, m4, m5, m6, m7,
     w0, w1, w2, w3, w4, w5, w6, w7,
+    rate, step, a, b, eps, decay,
     MEMBERS: tl.constexpr, SIZE: tl.constexpr, STRIP: tl.constexpr, MULTIPLES: tl.constexpr,
+    MEASURED: tl.constexpr, UPDATE: tl.constexpr,
 ):  # fmt: skip
-    """drive + multiple * coordinates + scale B z, and partial squares of the drives."""
+    """drive + multiple * coordinates + scale B z, or weights moved by it; squares of the drives."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     finite, count = _alive(alive, MEMBERS)
     lengths, matrix = (), ()
+    rate, step = tl.load(rate), tl.load(step)
     for i in tl.static_range(MEMBERS):
         lengths = lengths + (tl.zeros((STRIP,), tl.float32),)
         for j in tl.static_range(MEMBERS):
@@ -96,6 +102,8 @@ def plus_kernel(
         z, width = choice(leaf, (z0, z1, z2, z3, z4, z5, z6, z7)), choice(leaf, widths)
         drive = choice(leaf, (d0, d1, d2, d3, d4, d5, d6, d7))
         out = choice(leaf, (o0, o1, o2, o3, o4, o5, o6, o7))
+        first_state = choice(leaf, (p0, p1, p2, p3, p4, p5, p6, p7))
+        second_state = choice(leaf, (q0, q1, q2, q3, q4, q5, q6, q7))
         multiple = choice(leaf, (m0, m1, m2, m3, m4, m5, m6, m7))
         column = (strip - first) * STRIP + tl.arange(0, STRIP)
         xs, centre = _rows(z, width, column, finite, count, MEMBERS)
@@ -111,7 +119,12 @@ def plus_kernel(
             more = more + (lengths[i] + own * own,)
             for j in tl.static_range(MEMBERS):
                 own += matrix[i * MEMBERS + j] * ys[j]
+            own = moved(
+                xs[i], own, first_state, second_state, place, column < width,
+                rate, step, a, b, eps, decay, UPDATE,
+            )  # fmt: skip
             tl.store(out + place, own, mask=column < width)
         lengths = more
-    for i in tl.static_range(MEMBERS):
-        tl.store(squares + program * SIZE + i, tl.sum(lengths[i]))
+    if MEASURED:
+        for i in tl.static_range(MEMBERS):
+            tl.store(squares + program * SIZE + i, tl.sum(lengths[i]))

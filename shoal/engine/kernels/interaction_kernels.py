@@ -10,11 +10,20 @@ read as integers, so 31 halvings of the integers find it exactly, without sortin
 
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["FLOWS", "KERNELS", "LARGEST", "Matrices", "matrices"]
+__all__ = [
+    "FLOWS",
+    "KERNELS",
+    "LARGEST",
+    "Matrices",
+    "matrices",
+    "new_matrices",
+    "store_matrices",
+]
 
 LARGEST = 64
 """Members whose matrices stay in registers."""
@@ -99,17 +108,16 @@ def _value_and_slope(u, KERNEL: tl.constexpr):
 
 
 @triton.jit
-def _interaction_kernel(
-    gram, alive, K_out, B_out, mix_out, summary, lengths, members, h2_fixed,
+def store_matrices(
+    G, finite, K_out, B_out, mix_out, summary, lengths, members, h2_fixed,
     SIZE: tl.constexpr, KERNEL: tl.constexpr, FLOW: tl.constexpr,
     MEDIAN: tl.constexpr, LOGARITHM: tl.constexpr, EVERY: tl.constexpr,
 ):  # fmt: skip
+    """All matrices from the Gram matrix [SIZE, SIZE] and the finite members [SIZE]."""
     index = tl.arange(0, SIZE)
     row, column = index[:, None], index[None, :]
     inside = (row < members) & (column < members)
     place = row * members + column
-    G = tl.load(gram + place, mask=inside, other=0.0)
-    finite = tl.load(alive + index, mask=index < members, other=0) != 0
     living = tl.sum(tl.where(finite, 1.0, 0.0))
     pair = finite[:, None] & finite[None, :]
     own = tl.where(row == column, G, 0.0)
@@ -141,6 +149,35 @@ def _interaction_kernel(
     tl.store(summary + 1, trace * trace / tl.sum(K))
 
 
+@triton.jit
+def _interaction_kernel(
+    gram, alive, K_out, B_out, mix_out, summary, lengths, members, h2_fixed,
+    SIZE: tl.constexpr, KERNEL: tl.constexpr, FLOW: tl.constexpr,
+    MEDIAN: tl.constexpr, LOGARITHM: tl.constexpr, EVERY: tl.constexpr,
+):  # fmt: skip
+    index = tl.arange(0, SIZE)
+    inside = (index[:, None] < members) & (index[None, :] < members)
+    G = tl.load(gram + index[:, None] * members + index[None, :], mask=inside, other=0.0)
+    finite = tl.load(alive + index, mask=index < members, other=0) != 0
+    store_matrices(
+        G, finite, K_out, B_out, mix_out, summary, lengths, members, h2_fixed,
+        SIZE, KERNEL, FLOW, MEDIAN, LOGARITHM, EVERY,
+    )  # fmt: skip
+
+
+def new_matrices(alive: Tensor, flow: str) -> tuple[Matrices, tuple[Tensor, ...]]:
+    """Matrices without values, and the tensors that `store_matrices` fills, in its order."""
+    members = len(alive)
+    squares = torch.empty(3, 1, members, members, device=alive.device)
+    K, B, mix = squares[0, 0], squares[1], squares[2, 0]
+    summary = torch.empty(2, device=alive.device)
+    lengths = torch.empty(members, device=alive.device)
+    stein, known = flow == "stein", flow != "laplacian"
+    h2 = summary[:1].view(1, 1, 1)
+    found = Matrices(K, B, mix if stein else None, h2, summary, lengths if known else None)
+    return found, (K, B, mix, summary, lengths)
+
+
 def matrices(
     gram: Tensor,
     alive: Tensor,
@@ -162,17 +199,12 @@ def matrices(
         every: the median counts all M² pairs, each member with itself too.
     """
     members = len(alive)
-    squares = gram.new_empty(3, 1, members, members)
-    K, B, mix = squares[0, 0], squares[1], squares[2, 0]
-    summary, lengths = gram.new_empty(2), gram.new_empty(members)
+    found, tensors = new_matrices(alive, flow)
     size = max(16, triton.next_power_of_2(members))
     launch: Any = _interaction_kernel[(1,)]
     launch(
-        gram.contiguous(), alive, K, B, mix, summary, lengths, members, 1.0 if h2 is None else h2,
+        gram.contiguous(), alive, *tensors, members, 1.0 if h2 is None else h2,
         SIZE=size, KERNEL=kernel, FLOW=flow, MEDIAN=h2 is None, LOGARITHM=logarithm, EVERY=every,
         num_warps=1 if size == 16 else 4,
     )  # fmt: skip
-    stein, known = flow == "stein", flow != "laplacian"
-    return Matrices(
-        K, B, mix if stein else None, summary[:1].view(1, 1, 1), summary, lengths if known else None
-    )
+    return found

@@ -22,7 +22,7 @@ def _mean_square(lengths, place, inside, finite, count):
 
 @triton.jit
 def _measures_kernel(
-    drive, push, alive, kernel, out, members,
+    drive, push, alive, kernel, out, members, scale,
     SIZE: tl.constexpr, PUSHED: tl.constexpr, KNOWN: tl.constexpr,
 ):  # fmt: skip
     place = tl.arange(0, SIZE)
@@ -30,7 +30,7 @@ def _measures_kernel(
     finite = tl.load(alive + place, mask=inside, other=0) != 0
     count = tl.maximum(tl.sum(tl.where(finite, 1.0, 0.0)), 1.0)
     tl.store(out, _mean_square(drive, place, inside, finite, count))
-    pushed = _mean_square(push, place, inside, finite, count) if PUSHED else 0.0
+    pushed = scale * _mean_square(push, place, inside, finite, count) if PUSHED else 0.0
     tl.store(out + 1, pushed)
     h2 = tl.load(kernel) if KNOWN else 0.0
     effective = tl.load(kernel + 1) if KNOWN else count
@@ -39,14 +39,21 @@ def _measures_kernel(
 
 
 def measures(
-    drive: Tensor, push: Tensor | None, alive: Tensor, kernel: Tensor | None = None
+    drive: Tensor,
+    push: Tensor | None,
+    alive: Tensor,
+    kernel: Tensor | None = None,
+    scale: float = 1.0,
 ) -> Tensor:
-    """Root mean square norms of drive and push over finite members; bandwidth; members [4]."""
+    """Root mean square norms of drive and push over finite members; bandwidth; members [4].
+
+    The lengths of the pushes are multiplied by `scale`.
+    """
     out = drive.new_empty(4)
     launch: Any = _measures_kernel[(1,)]
     launch(
         drive, drive if push is None else push, alive, drive if kernel is None else kernel, out,
-        len(alive), SIZE=triton.next_power_of_2(len(alive)), PUSHED=push is not None,
+        len(alive), scale, SIZE=triton.next_power_of_2(len(alive)), PUSHED=push is not None,
         KNOWN=kernel is not None, num_warps=1,
     )  # fmt: skip
     return out

@@ -27,6 +27,7 @@ from shoal.training.members.division import agreed, prior_of_all
 from shoal.training.members.offloaded import OffloadedSteps, laid_out_like
 from shoal.training.members.processes import members_of
 from shoal.training.members.shards import norms_of_whole, shares_of_noise
+from shoal.training.mover.fused_update import FusedUpdate
 from shoal.training.mover.prepare import divided, prior_as_weight_decay
 from shoal.training.mover.step_memory import StepMemory
 from shoal.training.options.annealing import multiplies_push
@@ -253,10 +254,15 @@ class DeviceSteps:
         self.moving, self.settings, self.optimizer = moving, settings, optimizer
         self.memory, self.mesh, self.repels = memory, mesh, repels
         self.spans = moving.spans if len(moving.groups) > 1 else None
+        options, alone = settings.options, mesh is None and not moving.trained_shared
+        as_it_is = alone and options.clip is None and options.noise is None
+        self.fused = FusedUpdate(optimizer, memory.trained) if as_it_is else None
 
     def step(self, context: StepContext, batch: Batch) -> StepInfo:
         """See `Steps`."""
         options, moving, memory = self.settings.options, self.moving, self.memory
+        if context.base == "weights" and self.fused is not None and self.fused.ready:
+            context = context.delaying()
         step, annealing = context.step, context.annealing
 
         def velocity_by(mapping: MemberRunner) -> tuple[Tree, StepInfo]:
@@ -272,6 +278,9 @@ class DeviceSteps:
             memory.mapping,
             alone=self.mesh is None,
         )
+        if info.delayed is not None:
+            assert self.fused is not None
+            return self.fused.move(velocity, info)
         info = agreed(self.mesh, info, self.repels)
         shared = moving.trained_shared
         velocity = clip_members(velocity, options.clip, self.spans, shared, norms_of_whole(moving))

@@ -187,6 +187,7 @@ class StepContext(PassContext):
         own_targets: every member has its own targets [M, B, ...].
         common: number of points at the head of own batches at which outputs are compared.
         members: the members of the step, wherever they live.
+        delays: a push on weights may be left to the optimiser, see `WeightResult.delayed`.
     """
 
     posterior: Posterior
@@ -199,6 +200,13 @@ class StepContext(PassContext):
     own_targets: bool = False
     common: int = 0
     members: Members = OnDevice()
+    delays: bool = False
+
+    def delaying(self) -> "StepContext":
+        """The context of a step whose push on weights may be left to the optimiser."""
+        other = object.__new__(StepContext)
+        other.__dict__.update(self.__dict__, delays=True)
+        return other
 
     def at(
         self, step: int | Tensor, annealing: float | Tensor, mapping: MemberRunner

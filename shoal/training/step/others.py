@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shoal.core.tree import finite, member_norms, mixed, per_member
 from shoal.core.types import Tree
+from shoal.interaction.cloud import Cloud, GramAhead
 from shoal.interaction.repulsion import Interaction, Push, Repulsion, repel
 
 __all__ = ["Others", "mixed_drives", "mixed_finite", "repelled"]
@@ -44,10 +45,12 @@ def repelled(
     alive: Tensor,
     weight: Tensor | None = None,
     others: Others | None = None,
+    ahead: GramAhead | None = None,
 ) -> tuple[Push, slice]:
     """The push on the trained members, and the places of these among all members."""
     if others is None:
-        return repel(repulsion, base, alive, weight=weight), slice(None)
+        cloud_of = Cloud.of if ahead is None else ahead.cloud
+        return repel(repulsion, base, alive, weight=weight, cloud_of=cloud_of), slice(None)
     return others.repel(repulsion, base, alive, weight)
 
 

@@ -1,13 +1,15 @@
 """What the stages of a step return, and the measures of a whole step."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from shoal.core.tree import rows
 from shoal.core.types import Tree
+from shoal.interaction.repulsion import Push
 
-__all__ = ["GradientResult", "OutputResult", "StepInfo", "WeightResult"]
+__all__ = ["DelayedPush", "GradientResult", "OutputResult", "StepInfo", "WeightResult"]
 
 
 class OutputResult(NamedTuple):
@@ -48,6 +50,26 @@ class GradientResult(NamedTuple):
     push: Tensor
 
 
+class DelayedPush(NamedTuple):
+    """A push on weights that is added to the drives where an optimiser moves the weights.
+
+    Attributes:
+        push: the push.
+        scale: its factor.
+        multiples: of the weights that belong to the drives, see `Push.added_to`.
+    """
+
+    push: Push
+    scale: float
+    multiples: list[float] | None
+
+    def move(self, drive: Tree, update: Any) -> Tensor:
+        """Move the weights by a step of an optimiser; returns the norms of the drives [M]."""
+        given = [rows(tensor) for tensor in drive.values()]
+        cloud = self.push.interaction.cloud
+        return cloud.move(given, self.push.B, self.scale, self.multiples, update)
+
+
 class WeightResult(NamedTuple):
     """Result of the weight stage: the velocity of the members.
 
@@ -58,12 +80,14 @@ class WeightResult(NamedTuple):
             None if the space is not of weights.
         pushed: norms of the pushes [M], which the velocity lacks; None unless a placebo replaces
             them.
+        delayed: the push, which the velocity lacks; None unless it is delayed.
     """
 
     velocity: Tree
     alive: Tensor
     measures: Tensor | None
     pushed: Tensor | None = None
+    delayed: DelayedPush | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,6 +101,7 @@ class StepInfo:
             space; for input gradients, on the weights of the last layer.
         statistics: what the likelihood learns from; None if it learns nothing.
         count: number of finite members of all processes; None for those of `alive`.
+        delayed: a push that the velocity lacks; the measures then have no values.
     """
 
     loss: Tensor
@@ -84,6 +109,7 @@ class StepInfo:
     measures: Tensor
     statistics: Tensor | None = None
     count: Tensor | None = None
+    delayed: DelayedPush | None = None
 
     def __repr__(self) -> str:
         names = ("drive", "push", "ratio", "h2", "effective")

@@ -17,13 +17,13 @@ from shoal.engine.kernels import fused
 from shoal.engine.kernels.fused import kernel_supports
 from shoal.inference.likelihoods.labels import Categorical
 from shoal.inference.posterior import Posterior
-from shoal.interaction.cloud import adds_multiples
+from shoal.interaction.cloud import GramAhead, adds_multiples
 from shoal.interaction.flows import Stein
 from shoal.interaction.repulsion import Repulsion, kernel_choices
 from shoal.interaction.spaces import Outputs
 from shoal.training.step.others import Others
 
-__all__ = ["in_columns", "kernels_first", "reads_weights_once", "takes_outputs"]
+__all__ = ["gram_ahead", "in_columns", "kernels_first", "reads_weights_once", "takes_outputs"]
 
 
 def takes_outputs(posterior: Posterior, outputs: Tensor, y: Targets) -> bool:
@@ -51,6 +51,19 @@ def reads_weights_once(repulsion: Repulsion | None, velocity: Tree, weights: Tre
     return repulsion.space.isometric and adds_multiples(
         [rows(weights[name]).unsqueeze(1) for name in velocity], list(velocity.values())
     )
+
+
+def gram_ahead(
+    repulsion: Repulsion | None, weights: Tree, alive: Tensor, others: Others | None
+) -> GramAhead | None:
+    """The Gram matrix of the weights, which a GPU finds beside the passes; None where it cannot."""
+    first = next(iter(weights.values()))
+    if repulsion is None or others is not None or not kernel_supports(first):
+        return None
+    if not reads_weights_once(repulsion, weights, weights):
+        return None
+    known = _has_kernels(repulsion, first, None)
+    return GramAhead(repulsion.space(weights), alive) if known else None
 
 
 def in_columns(repulsion: Repulsion, base: Tree) -> bool:
@@ -97,11 +110,20 @@ def _has_output_kernels(
 
 
 def _has_weight_kernels(
-    posterior: Posterior, repulsion: Repulsion | None, velocity: Tree, weights: Tree, *rest: Any
+    posterior: Posterior,
+    repulsion: Repulsion | None,
+    velocity: Tree,
+    weights: Tree,
+    alive: Tensor,
+    annealing: float | Tensor,
+    mix: Tensor | None,
+    spans: Any,
+    others: Others | None = None,
+    *rest: Any,
 ) -> bool:
     if repulsion is None or not reads_weights_once(repulsion, velocity, weights):
         return False
-    return _has_kernels(repulsion, next(iter(weights.values())), rest[-1])  # the others
+    return _has_kernels(repulsion, next(iter(weights.values())), others)
 
 
 def _has_kernels(repulsion: Repulsion, base: Tensor, others: Others | None) -> bool:

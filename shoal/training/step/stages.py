@@ -20,6 +20,7 @@ from shoal.data.batches.batch import Targets
 from shoal.engine.kernels import fused
 from shoal.engine.kernels.fused import kernel_supports
 from shoal.inference.posterior import Posterior, target_weights
+from shoal.interaction.cloud import GramAhead
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import Outputs
 from shoal.training.step.others import Others, mixed_drives, repelled
@@ -29,7 +30,12 @@ from shoal.training.step.probabilities import (
     forces_act_at,
     likelihood_gradient,
 )
-from shoal.training.step.results import GradientResult, OutputResult, WeightResult
+from shoal.training.step.results import (
+    DelayedPush,
+    GradientResult,
+    OutputResult,
+    WeightResult,
+)
 from shoal.training.step.stage_kernels import in_columns, reads_weights_once, takes_outputs
 
 __all__ = [
@@ -78,7 +84,7 @@ def output_stage(
         rows = rows.mean(0)  # members with weights of their own are compared where any counts
     here = {"outputs": drive}, {"outputs": compared}
     velocity, alive, mix, measures, apart = _act(
-        posterior, repulsion, "outputs", *here, alive, others, rows
+        posterior, repulsion, "outputs", *here, alive, others, rows, driven=lengths
     )
     if repulsion is None:
         measures = measured(member_norms(here[0]) if lengths is None else lengths, None, alive)
@@ -157,8 +163,13 @@ def weight_stage(
     mix: Tensor | None,
     spans: Sequence[slice] | None,
     others: Others | None = None,
+    ahead: GramAhead | None = None,
+    delays: bool = False,
 ) -> WeightResult:
-    """Add the weight prior's gradient and the push on weights to the backward pass's result."""
+    """Add the weight prior's gradient and the push on weights to the backward pass's result.
+
+    With `delays`, the push is left to the optimiser if kernels of our own add it.
+    """
     # A weight prior has no gradient at the outputs to mix: it is scaled like the drives.
     balance = annealing if mix is None else annealing * mix.sum(-1)
     whole = others is None or others.is_complete()
@@ -166,8 +177,13 @@ def weight_stage(
     multiples = posterior.prior_multiples(velocity, balance) if once else None
     if multiples is None:
         velocity = posterior.add_prior(velocity, weights, balance, spans)
+    if delays and once and others is None and repulsion is not None:
+        push, _ = repelled(repulsion, weights, alive, ahead=ahead)
+        scale = -_push_scale(posterior, repulsion, 1) * repulsion.strength
+        delayed = DelayedPush(push, scale, multiples)
+        return WeightResult(velocity, push.interaction.cloud.alive, None, delayed=delayed)
     velocity, alive, _, measures, apart = _act(
-        posterior, repulsion, "weights", velocity, weights, alive, others, multiples=multiples
+        posterior, repulsion, "weights", velocity, weights, alive, others, None, multiples, ahead
     )
     return WeightResult(velocity, alive, measures, None if apart is None else member_norms(apart))
 
@@ -204,11 +220,14 @@ def _act(
     others: Others | None,
     weight: Tensor | None = None,
     multiples: Sequence[float] | None = None,
+    ahead: GramAhead | None = None,
+    driven: Tensor | None = None,
 ) -> tuple[Tree, Tensor, Tensor | None, Tensor | None, Tree | None]:
     """Mix the drives and add the push, if the repulsion's space has this base.
 
     `multiples` of the base belong to the drives, see `Push.added_to`. A push that a placebo
-    replaces is not added: it is the last of the results.
+    replaces is not added: it is the last of the results. `driven` are the norms of the drives, if
+    they are known.
     """
     if repulsion is None or not _acts_on(repulsion, where):
         return drive, alive, None, None, None
@@ -217,21 +236,23 @@ def _act(
     turned = others is None and weight is None and in_columns(repulsion, base)
     if turned:  # in the order of the memory, which saves two copies
         drive, base = ({name: t.mT for name, t in tree.items()} for tree in (drive, base))
-    push, mine = repelled(repulsion, base, alive, weight, others)
+    push, mine = repelled(repulsion, base, alive, weight, others, ahead)
     interaction = push.interaction
     alive = interaction.cloud.alive[mine]
     drive, mix = mixed_drives(interaction, drive, mine, others)
     scale = -_push_scale(posterior, repulsion, points) * repulsion.strength
-    apart = None
+    apart, factor = None, abs(scale)
     if repulsion.placebo:
-        apart = {name: scale * tensor for name, tensor in push.tree().items()}
+        apart, factor = {name: scale * tensor for name, tensor in push.tree().items()}, 1.0
         velocity, driven, pushed = drive, member_norms(drive), member_norms(apart)
     else:
-        velocity, driven, pushed = push.added_to(drive, scale, multiples)
+        driven = driven if mix is None else None
+        velocity, driven, pushed = push.added_to(drive, scale, multiples, driven)
     if turned:
         velocity = {name: t.mT for name, t in velocity.items()}
         apart = None if apart is None else {name: t.mT for name, t in apart.items()}
-    return velocity, alive, mix, measured(driven, pushed, alive, interaction.summary), apart
+    measures = measured(driven, pushed, alive, interaction.summary, factor)
+    return velocity, alive, mix, measures, apart
 
 
 def _push_scale(
@@ -241,11 +262,17 @@ def _push_scale(
 
 
 def measured(
-    drive: Tensor, push: Tensor | None, alive: Tensor, kernel: Tensor | None = None
+    drive: Tensor,
+    push: Tensor | None,
+    alive: Tensor,
+    kernel: Tensor | None = None,
+    scale: Factor = 1.0,
 ) -> Tensor:
-    """Root mean square norms of drive and push over finite members; bandwidth; members."""
-    if kernel_supports(*(tensor for tensor in (drive, push, alive, kernel) if tensor is not None)):
-        return fused.step_kernels.measures(drive, push, alive, kernel)
+    """Root mean square norms of drive and scaled push over finite members; bandwidth; members."""
+    known = [tensor for tensor in (drive, push, alive, kernel) if tensor is not None]
+    if not isinstance(scale, Tensor) and kernel_supports(*known):
+        return fused.step_kernels.measures(drive, push, alive, kernel, scale)
+    push = None if push is None else scale * push
     count = alive.sum().clamp(min=1)
     lengths = torch.stack([drive, torch.zeros_like(drive) if push is None else push])
     squares = torch.where(alive & finite(lengths), lengths, 0.0).square().sum(1)

@@ -33,6 +33,7 @@ from shoal.training.step.placebo import with_placebo
 from shoal.training.step.probabilities import likelihood_gradient
 from shoal.training.step.results import OutputResult, StepInfo, WeightResult
 from shoal.training.step.shared_velocity import shared_velocity, shares_of_drives
+from shoal.training.step.stage_kernels import gram_ahead
 from shoal.training.step.stages import has_weight_forces, measured
 
 __all__ = [
@@ -122,25 +123,29 @@ def velocity_of(context: StepContext, ensemble: Ensemble, batch: Batch) -> tuple
     posterior, repulsion, annealing = context.posterior, context.repulsion, context.annealing
     others = context.members.others_by_weights(context, ensemble, batch)
     shares = shares_of_drives(context, ensemble, others)
+    weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
+    same = len(ensemble.groups) == 1
+    ahead = gram_ahead(repulsion, weights, ensemble.alive, others) if same else None
     result, velocity = both_passes(context, ensemble, batch, shares)
     if result.head is not None:
         lengths = head_lengths(ensemble, result.head, velocity)
         result = result._replace(measures=measured(*lengths, result.alive, result.measures))
-    weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
     spans = ensemble.spans if len(ensemble.groups) > 1 else None
     gradients = {name: velocity.pop(name) for name in ensemble.trained_shared}
     moved = WeightResult(velocity, result.alive, None)
     if has_weight_forces(posterior, repulsion):
         moved = context.stages.weight_stage(
             posterior, repulsion, velocity, weights, result.alive, annealing, result.mix, spans,
-            others,
+            others, ahead, context.delays and not gradients,
         )  # fmt: skip
     if moved.pushed is not None:
         random = with_placebo(ensemble, moved.velocity, moved.pushed, context.seed, context.step)
         moved = moved._replace(velocity=random)
     measures = result.measures if moved.measures is None else moved.measures
+    if moved.delayed is not None:
+        measures = result.loss.new_empty(4)
     assert measures is not None, "the base of a space is outputs or weights"
-    info = StepInfo(result.loss, moved.alive, measures, result.statistics)
+    info = StepInfo(result.loss, moved.alive, measures, result.statistics, delayed=moved.delayed)
     if not gradients:
         return moved.velocity, info
     if result.mix is not None:
