@@ -191,8 +191,25 @@ class TestBookkeeping:
         order = torch.arange(600, device=DEVICE).flip(0).view(2, 300)
         pace = torch.tensor([[0.1, 1.0], [0.2, 0.9], [0.3, 0.8]], device=DEVICE)
         places, rate = torch.tensor([0, 1], device=DEVICE), torch.tensor(0.0, device=DEVICE)
+        done = torch.zeros((), dtype=torch.int32, device=DEVICE)
+        x, y = torch.randn(600, 3, 5, device=DEVICE), torch.arange(600, device=DEVICE) % 7
         for batch, size in ((0, 300), (1, 7)):
-            rows, factor, step = fused.step_kernels.next_batch(places, order, pace, rate, size)
-            assert torch.equal(rows, order[batch, :size])
+            given = places, order, pace, rate, done, (x, y)
+            inputs, targets, factor, step = fused.step_kernels.next_batch(*given, size)
+            rows = order[batch, :size]
+            assert torch.equal(inputs, x[rows]) and torch.equal(targets, y[rows])
+            assert int(done) == 0
             assert (float(rate), float(factor)) == pytest.approx(tuple(pace[batch + 1].tolist()))
             assert int(step) == batch + 1 and places.tolist() == [batch + 1, batch + 2]
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.uint8, torch.float64, torch.bool])
+    def test_rows_of_any_type_are_copied_in_words(self, dtype):
+        x = torch.arange(48, device=DEVICE).reshape(6, 8).to(dtype)
+        words = fused.step_kernels.in_words(x)
+        assert words.shape == (6, 2 * x.element_size())
+        assert torch.equal(words.view(dtype), x)
+
+    def test_rows_that_are_no_words_are_not_copied(self):
+        x = torch.zeros(4, 3, dtype=torch.float16, device=DEVICE)
+        for other in (x, x.mT, torch.zeros(4, 4, device=DEVICE).mT[:2], object()):
+            assert fused.step_kernels.in_words(other) is None

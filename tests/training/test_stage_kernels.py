@@ -192,12 +192,16 @@ def test_a_member_that_diverges_in_the_passes_repels_nobody(launched, monkeypatc
         torch.testing.assert_close(found[name][2:], tensor[2:], rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["ensemble", "kde", "f-kde"])
-def test_training_has_the_same_history(method, launched, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "batches"),
+    [("ensemble", "common"), ("kde", "common"), ("f-kde", "common"), ("f-kde", "own")],
+)
+def test_training_has_the_same_history(method, batches, launched, monkeypatch):
     def trained():
         ensemble = shoal.Ensemble.init(perceptron, MEMBERS, seed=1).to(DEVICE)
         given = dict(method=method, likelihood="categorical", lr=0.1, steps=3, batch_size=5,
-                     prior="gaussian", optimizer="adam", engine="vmap")  # fmt: skip
+                     prior="gaussian", optimizer="adam", engine="vmap",
+                     batches=batches)  # fmt: skip
         trainer = Trainer(ensemble, Settings.resolve(Options.of(given)), ArrayBatches(*data(), 5))
         for _ in trainer.run():
             pass

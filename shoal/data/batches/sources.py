@@ -158,12 +158,15 @@ class ArrayBatches:
         """The batches of one epoch from number `start` on, in the order of the epoch."""
         order, width = self.orders(epoch).to(self.x.device), self.orders.width
         for step in range(start, self.steps_per_epoch):
-            yield self.at(order[step * width : (step + 1) * width])
+            yield self.arranged(*self.at(order[step * width : (step + 1) * width]))
 
     def at(self, rows: Tensor) -> tuple[Inputs, Targets]:
-        """The batch of these rows; those of own batches come member by member."""
-        pair = self.x.index_select(0, rows), self.y.index_select(0, rows)
-        return pair if self.own is None else member_batches(*pair, len(self.own))
+        """Inputs and targets of these rows."""
+        return self.x.index_select(0, rows), self.y.index_select(0, rows)
+
+    def arranged(self, x: Inputs, y: Targets) -> tuple[Inputs, Targets]:
+        """The batch of the rows of a step; those of own batches come member by member."""
+        return (x, y) if self.own is None else member_batches(x, y, len(self.own))
 
 
 def as_split(

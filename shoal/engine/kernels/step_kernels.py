@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["add_to_history", "measures", "next_batch"]
+__all__ = ["add_to_history", "in_words", "measures", "next_batch"]
 
 
 @triton.jit
@@ -98,38 +98,77 @@ def add_to_history(
 
 
 @triton.jit
+def _copy_row(given, out, source, row, words, BLOCK: tl.constexpr):
+    for start in range(0, words, BLOCK):
+        word = start + tl.arange(0, BLOCK)
+        taken = tl.load(given + source * words + word, mask=word < words)
+        tl.store(out + row * words + word, taken, mask=word < words)
+
+
+@triton.jit
 def _next_kernel(
-    places, order, pace, rows, step, rate, factor, batch, size, BLOCK: tl.constexpr
+    places, order, pace, done, x, y, x_out, y_out, step, rate, factor, batch, x_words, y_words,
+    X_BLOCK: tl.constexpr, Y_BLOCK: tl.constexpr,
 ):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
     place, number = tl.load(places), tl.load(places + 1)
-    for start in range(0, size, BLOCK):
-        row = start + tl.arange(0, BLOCK)
-        taken = tl.load(order + place * batch + row, mask=row < size, other=0)
-        tl.store(rows + row, taken, mask=row < size)
-    tl.store(step, number)
-    tl.store(rate, tl.load(pace + 2 * number))
-    tl.store(factor, tl.load(pace + 2 * number + 1))
-    tl.debug_barrier()  # everyone has read the places
-    tl.store(places, place + 1)
-    tl.store(places + 1, number + 1)
+    source = tl.load(order + place * batch + row)
+    _copy_row(x, x_out, source, row, x_words, X_BLOCK)
+    _copy_row(y, y_out, source, row, y_words, Y_BLOCK)
+    if row == 0:
+        tl.store(step, number)
+        tl.store(rate, tl.load(pace + 2 * number))
+        tl.store(factor, tl.load(pace + 2 * number + 1))
+    tl.debug_barrier()
+    if tl.atomic_add(done, 1) == tl.num_programs(0) - 1:  # everyone has read the places
+        tl.store(done, 0)
+        tl.store(places, place + 1)
+        tl.store(places + 1, number + 1)
+
+
+WORD = torch.int32
+"""Rows are copied in words of four bytes, whatever their type."""
+
+
+def in_words(tensor: object) -> Tensor | None:
+    """The rows of a tensor [N, ...] as words [N, W], without a copy; None if that cannot be."""
+    if not isinstance(tensor, Tensor) or not tensor.is_contiguous() or not tensor.numel():
+        return None
+    size = tensor[0].numel() * tensor.element_size()
+    if tensor.is_complex() or size % WORD.itemsize or tensor.data_ptr() % WORD.itemsize:
+        return None
+    return tensor.reshape(len(tensor), -1).view(WORD)
 
 
 def next_batch(
-    places: Tensor, order: Tensor, pace: Tensor, rate: Tensor, size: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of the next batch [size], its annealing factor and step number; counts `places` up.
+    places: Tensor,
+    order: Tensor,
+    pace: Tensor,
+    rate: Tensor,
+    done: Tensor,
+    data: tuple[Tensor, Tensor],
+    size: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Inputs and targets of the next batch, its annealing factor and step; counts `places` up.
 
     Args:
         places: batch in the epoch, and step in the run [2].
         order: the data points of each batch [batches, B].
         pace: learning rate and annealing factor of every step [steps, 2].
         rate: the learning rate, set in place.
+        done: a counter of programs at zero, which nobody else uses at the same time.
+        data: inputs and targets of all data points, see `in_words`.
         size: data points of this batch.
     """
-    rows, step = order.new_empty(size), places.new_empty(())
-    factor = torch.empty_like(pace[0, 0])
-    launch: Any = _next_kernel[(1,)]
+    words = [in_words(tensor) for tensor in data]
+    out = [tensor.new_empty(size, *tensor.shape[1:]) for tensor in data]
+    step, factor = places.new_empty(()), torch.empty_like(pace[0, 0])
+    widths = [tensor.shape[1] for tensor in words if tensor is not None]
+    blocks = [min(triton.next_power_of_2(width), 1024) for width in widths]
+    launch: Any = _next_kernel[(size,)]
     launch(
-        places, order, pace, rows, step, rate, factor, order.shape[1], size, BLOCK=256, num_warps=1
-    )
-    return rows, factor, step
+        places, order, pace, done, *words, *map(in_words, out), step, rate, factor,
+        order.shape[1], *widths, X_BLOCK=blocks[0], Y_BLOCK=blocks[1],
+        num_warps=4 if blocks[0] >= 512 else 1,
+    )  # fmt: skip
+    return *out, factor, step

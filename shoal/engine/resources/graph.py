@@ -83,6 +83,10 @@ class DataOnDevice(Protocol):
         """Inputs and targets of these rows."""
         ...
 
+    def arranged(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """Inputs and targets of the rows of a step, member by member if each has its own."""
+        ...
+
 
 class MemoryRoom(Protocol):
     """What decides whether a captured step may keep its memory.
@@ -132,6 +136,8 @@ class CapturedSteps:
         self.order = torch.zeros(shape, dtype=torch.int64, device=device)
         # Position of the next batch in `order`, and the number of the next step.
         self.places = torch.zeros(2, dtype=torch.int64, device=device)
+        self.done = torch.zeros((), dtype=torch.int32, device=device)
+        self.every = torch.arange(len(batches.x), device=device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.warm: dict[int, int] = {}
         self.pool = torch.cuda.graph_pool_handle()
@@ -189,22 +195,30 @@ class CapturedSteps:
         return graph
 
     def _body(self, size: int) -> None:
-        rows, annealing, step = self._next(size)
-        x, y = self.batches.at(rows)
+        x, y, annealing, step = self._next(size)
         self.move(x, y, annealing if self.annealed else 1.0, step)
 
-    def _next(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, annealing factor and number of the next step; sets the learning rate."""
+    def _copied(self) -> tuple[Tensor, Tensor] | None:
+        """Inputs and targets, if the kernel that chooses the batch can copy it as well."""
+        x, y = self.batches.x, self.batches.y
+        words = [fused.step_kernels.in_words(each) for each in (x, y)]
+        return None if any(each is None for each in words) else (x, y)
+
+    def _next(self, size: int) -> tuple[Any, Any, Tensor, Tensor]:
+        """The next batch, its annealing factor and number; sets the learning rate."""
+        batches = self.batches
         if kernel_supports(self.pace, self.rate):
-            return fused.step_kernels.next_batch(
-                self.places, self.order, self.pace, self.rate, size
-            )
+            copied, next_batch = self._copied(), fused.step_kernels.next_batch
+            given = self.places, self.order, self.pace, self.rate, self.done
+            x, y, factor, step = next_batch(*given, copied or (self.every, self.every), size)
+            x, y = batches.arranged(*((x, y) if copied else batches.at(x)))
+            return x, y, factor, step
         place, step = self.places.clone().split(1)
         rows = self.order.index_select(0, place).view(-1)[:size]
         pace = self.pace.index_select(0, step)[0]
         self.rate.copy_(pace[0])
         self.places += 1
-        return rows, pace[1], step[0]
+        return *batches.arranged(*batches.at(rows)), pace[1], step[0]
 
 
 class CapturedMove:

@@ -355,7 +355,10 @@ class Drive:
         drive = posterior, repulsion, result.alive, result.cotangent
         if passed.at_points is not None:
             counted = self._targets_counted(outputs)
-            pushed = context.stages.point_stage(*drive, passed.at_points, others, counted)
+            leading = self.points is not None and self.points.leading
+            pushed = context.stages.point_stage(
+                *drive, passed.at_points, others, counted, result.driven, leading
+            )
             return result._replace(**pushed._asdict())
         if passed.gradients is None:
             return result

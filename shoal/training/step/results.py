@@ -27,6 +27,7 @@ class OutputResult(NamedTuple):
             placebo replaces it; None without any.
         head: the drive at the last layers; None if drive and push are already measured.
         statistics: what the likelihood learns from; None if it learns nothing.
+        driven: norms of the drives at the outputs [M]; None if they are not known.
     """
 
     loss: Tensor
@@ -38,6 +39,7 @@ class OutputResult(NamedTuple):
     push: Tensor | None = None
     head: Tree | None = None
     statistics: Tensor | None = None
+    driven: Tensor | None = None
 
 
 class GradientResult(NamedTuple):
@@ -47,7 +49,7 @@ class GradientResult(NamedTuple):
     cotangent: Tensor
     mix: Tensor | None
     measures: Tensor
-    push: Tensor
+    push: Tensor | None
 
 
 class DelayedPush(NamedTuple):

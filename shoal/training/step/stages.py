@@ -87,13 +87,17 @@ def output_stage(
         posterior, repulsion, "outputs", *here, alive, others, rows, driven=lengths
     )
     if repulsion is None:
-        measures = measured(member_norms(here[0]) if lengths is None else lengths, None, alive)
+        lengths = member_norms(here[0]) if lengths is None else lengths
+        measures = measured(lengths, None, alive)
     statistics = posterior.likelihood.statistics(outputs, parted(y)[0], alive, rows)
     cotangent, push = velocity["outputs"], None if apart is None else apart["outputs"]
     if squashed:
         gradient, cotangent = at_outputs(compared, gradient), at_outputs(compared, cotangent)
         push = None if push is None else at_outputs(compared, push)
-    return OutputResult(loss, alive, gradient, cotangent, mix, measures, push, None, statistics)
+    known = None if squashed else lengths
+    return OutputResult(
+        loss, alive, gradient, cotangent, mix, measures, push, None, statistics, known
+    )
 
 
 def gradient_stage(
@@ -130,6 +134,8 @@ def point_stage(
     outputs: Tensor,
     others: Others | None,
     counted: Factor,
+    driven: Tensor | None = None,
+    leading: bool = False,
 ) -> GradientResult:
     """The push on outputs at points other than the batch, and the mixed drives at the batch.
 
@@ -141,15 +147,24 @@ def point_stage(
         outputs: at the points [M, P, C].
         others: other members, by their outputs at the points and their drives at the batch.
         counted: number of targets in the batch, or their total weight.
+        driven: norms of the drives [M], if they are known.
+        leading: the points are the first rows of the batch, so that the drive takes up the push.
     """
     push, mine = repelled(repulsion, {"outputs": outputs}, alive, None, others)
     interaction = push.interaction
     scale = -_push_scale(posterior, repulsion, counted) * repulsion.strength
     drive, mix = mixed_drives(interaction, {"outputs": cotangent}, mine, others)
-    pushed = {"outputs": scale * push.tree()["outputs"]}
     alive = interaction.cloud.alive[mine]
-    lengths = member_norms(drive), member_norms(pushed)
-    measures = measured(*lengths, alive, interaction.summary)
+    driven = member_norms(drive) if driven is None or mix is not None else driven
+    if leading and not repulsion.placebo:
+        whole = drive["outputs"].clone() if mix is None else drive["outputs"]
+        head = {"outputs": whole[:, : outputs.shape[1]]}
+        moved, _, length = push.added_to(head, scale, driven=driven)
+        head["outputs"].copy_(moved["outputs"])
+        measures = measured(driven, length, alive, interaction.summary, abs(scale))
+        return GradientResult(alive, whole, mix, measures, None)
+    pushed = {"outputs": scale * push.tree()["outputs"]}
+    measures = measured(driven, member_norms(pushed), alive, interaction.summary)
     return GradientResult(alive, drive["outputs"], mix, measures, pushed["outputs"])
 
 

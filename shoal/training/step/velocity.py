@@ -8,6 +8,7 @@ push is a cotangent at the gradients, and one second-order backward pass carries
 the push is added after the backward pass.
 """
 
+import functools
 from dataclasses import replace
 
 import torch
@@ -201,7 +202,12 @@ def _points(context: StepContext, x: Inputs) -> Drawn | None:
     if not context.common or repulsion.space.base != "outputs":
         return None
     count = min(context.common, points_in(x, own=True))
-    return Drawn(x[0][:count], torch.arange(count, device=x.device), leading=True)
+    return Drawn(x[0][:count], _first_rows(count, x.device), leading=True)
+
+
+@functools.lru_cache(maxsize=8)
+def _first_rows(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device)
 
 
 def head_lengths(ensemble: Ensemble, drive: Tree, velocity: Tree) -> tuple[Tensor, Tensor]:
