@@ -20,15 +20,16 @@ from shoal.training.step.results import StepInfo
 from shoal.training.step.stages import measured
 
 try:
-    from shoal.engine.kernels import update_kernels
+    from shoal.engine.kernels import update_kernels as _kernels
 except Exception:  # Triton is missing or does not work
-    update_kernels = None
+    _kernels = None
 
 __all__ = ["FusedUpdate"]
 
 _KINDS = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
 _REFUSED = ("amsgrad", "differentiable")
 _torch: Any = torch
+update_kernels: Any = _kernels
 
 
 class FusedUpdate:
@@ -80,7 +81,9 @@ class FusedUpdate:
             step = update_kernels.scalar(steps[0], like)
             numbers = (*(math.log(float(beta)) for beta in group["betas"]), group["eps"])
         decay = float(group["weight_decay"])
-        return update_kernels.Update(kind, rate, step, *states, (*map(float, numbers), decay))
+        first, second = states
+        numbers = (*map(float, numbers), decay)
+        return update_kernels.Update(kind, rate, step, first, second, numbers)
 
 
 def _kind(optimizer: torch.optim.Optimizer, weights: Sequence[Tensor]) -> str | None:

@@ -194,7 +194,7 @@ def weight_stage(
         velocity = posterior.add_prior(velocity, weights, balance, spans)
     if delays and once and others is None and repulsion is not None:
         push, _ = repelled(repulsion, weights, alive, ahead=ahead)
-        scale = -_push_scale(posterior, repulsion, 1) * repulsion.strength
+        scale = -posterior.heat * repulsion.strength
         delayed = DelayedPush(push, scale, multiples)
         return WeightResult(velocity, push.interaction.cloud.alive, None, delayed=delayed)
     velocity, alive, _, measures, apart = _act(
