@@ -11,9 +11,9 @@ where the first one stopped.
 
 import argparse
 import dataclasses
-import itertools
 import math
 import time
+import traceback
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -315,59 +315,59 @@ def compute(seed: int, data: Data, skip: str) -> Any:
         yield [part, f"laplace {kind}", count, *found, clock.seconds + each * count]
 
 
-GRID = [
-    (schedule, heat, rate)
-    for schedule, heat, rate in itertools.product(
-        ("constant", "cyclical"), (1.0, 0.1, 0.01), (0.02, 0.1, 0.5)
-    )
-]
-"""Settings of the chains among which held-out images choose."""
+RATES = {"draws": (0.02, 0.1, 0.5), "swag": (0.005, 0.02, 0.1)}
+"""Learning rates among which held-out images choose."""
+
+
+def settings(part: str) -> list[dict[str, Any]]:
+    """Settings of the chains among which held-out images choose."""
+    whole = part == "whole"
+    found = [
+        {"schedule": "constant", "temperature": heat, "rate": rate}
+        for heat in ((1.0, 0.1, 0.01) if whole else (1.0, 0.1))
+        for rate in RATES["draws"][: 2 if part in ("whole", "last blocks") else 3]
+    ]
+    cyclical = [found[i] | {"schedule": "cyclical"} for i in (1, 3, 5)] if whole else []
+    return found + cyclical
 
 
 def choose(data: Data, within: float) -> None:
-    """Print the scores of settings on held-out images, by two chains of half the length."""
+    """Print scores on held-out images, by two chains of half the length, until time is up."""
     began, tried = time.perf_counter(), {}
 
-    def say(words: str, predict: Any, clock: Clock) -> None:
-        numbers = " ".join(f"{value:.4f}" for value in data.scores(predict))
-        print(words, numbers, f"{clock.seconds:.2f} s", flush=True)
+    def attempt(words: str, make: Any) -> Any:
+        if time.perf_counter() - began > within:
+            return None
+        try:
+            with Clock() as clock:
+                made = make()
+            predict = predictor(made) if isinstance(made, shoal.Run) else made
+            numbers = " ".join(f"{value:.4f}" for value in data.scores(predict))
+            print(words, numbers, f"{clock.seconds:.2f} s", flush=True)
+        except Exception:  # the other settings are worth their time
+            print(words, traceback.format_exc(limit=-4), flush=True)
+            return None
+        return made
 
-    def waits(part: str, setting: tuple) -> bool:
-        schedule, heat, rate = setting
-        few = schedule == "constant" and (rate < 0.5 or part not in ("whole", "last blocks"))
-        wanted = few or (part == "whole" and rate == 0.1)
-        late = time.perf_counter() - began > within
-        return not wanted or late or (heat < 0.1 and part != "whole")
-
-    for name, options in {"sgd": TRAINING, "adam": {"lr": 0.003}}.items():
-        with Clock() as clock:
-            run = trained(shoal.Ensemble.init(network, 8, seed=100), data, 100, **options)
-        say(f"{name}, eight networks", predictor(run), clock)
-        say(f"{name}, one", predictor(first(run, 1)), clock)
-        tried[name] = first(run, 2)
-    run = tried["sgd"]
+    for name, options in {"sgd": TRAINING, "adam": {"optimizer": "adam", "lr": 0.003}}.items():
+        ensemble = shoal.Ensemble.init(network, 8, seed=100)
+        run = attempt(f"{name}, 8 networks", lambda: trained(ensemble, data, 100, **options))  # noqa: B023
+        attempt(f"{name}, one", lambda: first(run, 1))  # noqa: B023
+        tried[name] = run
+    start = first(tried["sgd"], 2)
     for part in ("whole", "laplace", *PARTS[:-1]):
         if part == "laplace":
             for _, kind, _ in LAPLACE[:-1]:
-                with Clock() as clock:
-                    predict = laplace([run.ensemble.member(0)], data, kind)
-                say(f"laplace {kind}", predict, clock)
+                attempt(kind, lambda: laplace([start.ensemble.member(0)], data, kind))  # noqa: B023
             continue
-        with Clock() as clock:
-            start, options = members_of(part, run, data, 100)
-        say(f"{part}, points", predictor(start), clock)
-        for setting in GRID:
-            if not waits(part, setting):
-                schedule, heat, rate = setting
-                named = {"schedule": schedule, "temperature": heat, "rate": rate}
-                with Clock() as clock:
-                    made = chains(start, 100, STEPS // 2, named, **options)
-                say(f"{part}, {setting}", predictor(made), clock)
-        for rate in (0.005, 0.02, 0.1):
-            if time.perf_counter() - began < within:
-                with Clock() as clock:
-                    made = swag(start, 100, STEPS // 2, rate, **options)
-                say(f"{part}, swag {rate}", predictor(made), clock)
+        run, more = members_of(part, start, data, 100)
+        attempt(f"{part}, points", lambda: run)  # noqa: B023
+        for each in settings(part):
+            words = f"{part}, {' '.join(map(str, each.values()))}"
+            attempt(words, lambda: chains(run, 100, STEPS // 2, each, **more))  # noqa: B023
+        for rate in RATES["swag"]:
+            words = f"{part}, swag {rate}"
+            attempt(words, lambda: swag(run, 100, STEPS // 2, rate, **more))  # noqa: B023
 
 
 def page(rows: list[dict[str, str]]) -> str:
