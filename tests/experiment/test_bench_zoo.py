@@ -73,6 +73,12 @@ def test_the_loop_trains_a_transformer_as_the_ensemble_does(name):
             torch.testing.assert_close(mine, weight.detach(), atol=1e-9, rtol=0)
 
 
+def test_fit_trains_a_transformer_whose_architecture_no_run_can_store():
+    case = Case(small("bert"), 2, 2, "float32", "sgd", CPU, points=4)
+    (row,) = measure_fits([Contestant(case, "shoal", "f-kde", "vmap")], 0.0)
+    assert row["ms"] > 0 and row["model"] == "transformers:bert"
+
+
 # Torchvision ---------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ The workloads are training by Shoal, a plain loop over modules, and bare matrix 
 that cannot run becomes a row with the reason; the others continue.
 """
 
+import copy
 import functools
 import gc
 import inspect
@@ -56,6 +57,17 @@ __all__ = [
     "train_once",
     "trainer",
 ]
+
+
+@functools.lru_cache(maxsize=1)
+def _initial(network: Network, members: int) -> Ensemble:
+    """New members on the host, which take longer to draw than to copy."""
+    build: Build = network.blueprint
+    if network.adapt is not None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            build = network.adapt(network.blueprint())
+    return Ensemble.init(build, members, seed=0)
 
 
 @functools.lru_cache(maxsize=1)
@@ -124,12 +136,7 @@ class Case:
 
     def make(self) -> Ensemble:
         """New members on the device; the same at every call."""
-        build: Build = self.network.blueprint
-        if self.network.adapt is not None:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                build = self.network.adapt(self.network.blueprint())
-        ensemble = Ensemble.init(build, self.members, seed=0)
+        ensemble = copy.deepcopy(_initial(self.network, self.members))
         return ensemble.to(*destination(ensemble, self.device, self.precision))
 
     def data(self) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """The networks that `shoal bench` times, with their default sizes; those on sequences are here."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
 from shoal.inference.adapters import last_layer, lora
 from shoal.inference.members import Build
-from shoal.models.blueprint import Architecture, Blueprint
+from shoal.models.blueprint import Architecture
 from shoal.models.cnn import SmallCNN
 from shoal.models.mlp import MLP
 from shoal.models.resnet import ResNet18
@@ -215,9 +216,9 @@ class Network:
     batch_size: int = 128
 
     @property
-    def blueprint(self) -> Blueprint:
-        """Builds one member."""
-        return Blueprint(self.architecture, self.input_shape, self.classes)
+    def blueprint(self) -> Build:
+        """Builds one member; no `Blueprint`, since a run stores only architectures of Shoal."""
+        return functools.partial(self.architecture.build, self.input_shape, self.classes)
 
 
 def perceptron(width: int = 100) -> Network:
