@@ -32,6 +32,7 @@ import math
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -45,11 +46,11 @@ from studies.draws_corners import Pace, members_for, repelling_chains, write_mis
 PLACE = RESULTS / "draws"
 HEADER = ["network", "seed", "arm", "members", "nll", "accuracy", "ece", "auroc", "seconds"]
 EPOCHS = {"perceptron": 80, "convolutions": 20}
-SGHMC = {"warmup": 100, "draws": 60, "thin": 5}
+SGHMC: dict[str, Any] = {"warmup": 100, "draws": 60, "thin": 5}
 RATES = {"perceptron": 0.2, "convolutions": 0.05}
-MCLMC = {"sampler": "mclmc", "warmup": 1000, "draws": 100, "thin": 10}
+MCLMC: dict[str, Any] = {"sampler": "mclmc", "warmup": 1000, "draws": 100, "thin": 10}
 SAMPLERS = {"perceptron": ("mclmc", "sghmc"), "convolutions": ("sghmc",)}
-REPELS = {"method": "f-kde", "strength": 100.0}
+REPELS: dict[str, Any] = {"method": "f-kde", "strength": 100.0}
 ARMS = ("members", "more members", "repelled", "more repelled", "mclmc", "repelled mclmc", "sghmc",
         "repelled sghmc", "repelling sghmc")  # fmt: skip
 
@@ -162,9 +163,8 @@ def page(rows):
             mine, other = values[sampler], values["more members"]
             seeds = [seed for seed in mine if seed in other]
             if len(seeds) > 1:
-                away = paired_difference(
-                    *([float(side[s]["nll"]) for s in seeds] for side in (mine, other))
-                )
+                a, b = ([float(side[s]["nll"]) for s in seeds] for side in (mine, other))
+                away = paired_difference(a, b)
                 judged = "pay" if away.high < 0 else "cost" if away.low > 0 else "are not decided"
                 verdicts.append(
                     f"{network}, {sampler}: NLL {away.difference:+.4f} ({away.low:+.4f} to "

@@ -40,6 +40,7 @@ import math
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,7 +114,7 @@ def trained(table, seed, repels, members=CHAINS, callbacks=()):
     )  # fmt: skip
 
 
-def method(repels):
+def method(repels) -> dict[str, Any]:
     """What `shoal.fit` is told of repulsion."""
     return {"method": "f-kde", "strength": STRENGTH} if repels else {"method": "ensemble"}
 
@@ -252,9 +253,8 @@ def _beside_bde(cells):
     if len(both) < 2:
         return "bde has no results yet."
     pairs = [(cells[(*key, "draws")], cells[(*key, "bde")]) for key in both]
-    nll = paired_difference(
-        *zip(*((float(a["nll"]), float(b["nll"])) for a, b in pairs), strict=True)
-    )
+    ours, theirs = ([float(pair[side]["nll"]) for pair in pairs] for side in (0, 1))
+    nll = paired_difference(ours, theirs)
     logs = {
         name: [math.log(float(a[name]) / float(b[name])) for a, b in pairs]
         for name in ("rmse", "seconds")
