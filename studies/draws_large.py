@@ -200,27 +200,39 @@ def chains(
 
 
 def swag(run: shoal.Run, seed: int, steps: int, rate: float, **more: Any) -> shoal.Run:
-    """SWAG of every member: Maddox et al. (2019), arXiv 1902.02476.
+    """SWAG of every member: normal laws of points along SGD with a constant rate.
 
-    Points along SGD with a constant rate (chains at a temperature of almost 0) have the mean m, the
-    variances v and the deviations D [K, weights]. Networks are drawn from the normal law with the
-    mean m and the covariance diag(v) / 2 + D^T D / (2 (K - 1)).
+    SGD are chains at a temperature of almost 0. Maddox et al. (2019), arXiv 1902.02476.
     """
     cold = {"temperature": 1e-10, "rate": rate, "schedule": "constant"}
     path = chains(run, seed, steps, cold, **more)
-    count = len(path.ensemble.alive) // DRAWS
-    generator = torch.Generator(path.ensemble.device).manual_seed(seed)
-    normal = {"generator": generator, "device": path.ensemble.device}
-    share = torch.randn(DRAWS, DRAWS, count, **normal) / math.sqrt(2 * (DRAWS - 1))
-    for tensor in path.ensemble.weights.values():
-        points = tensor.detach().unflatten(0, (DRAWS, count))
-        mean, away = points.mean(0), points - points.mean(0)
-        spread = away.square().mean(0).div(2).sqrt()
-        made = mean + spread * torch.randn(points.shape, **normal)
-        made = made + torch.einsum("skm,km...->sm...", share, away)
-        with torch.no_grad():
-            tensor.copy_(made.flatten(0, 1))
+    weights = path.ensemble.weights
+    points = {name: t.detach().unflatten(0, (DRAWS, -1)) for name, t in weights.items()}
+    made = normal_law(points, DRAWS, seed)
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            tensor.copy_(made[name].flatten(0, 1))
     return path
+
+
+def normal_law(points: dict[str, Tensor], count: int, seed: int) -> dict[str, Tensor]:
+    """Draws [count, M, ...] of the normal laws of points [K, M, ...].
+
+    With variances v and deviations D [K, weights] from the mean, the covariance is
+    diag(v) / 2 + D^T D / (2 (K - 1)).
+    """
+    one = next(iter(points.values()))
+    known, members = one.shape[:2]
+    generator = torch.Generator(one.device).manual_seed(seed)
+    normal = {"generator": generator, "device": one.device}
+    share = torch.randn(count, known, members, **normal) / math.sqrt(2 * (known - 1))
+    made = {}
+    for name, each in points.items():
+        mean, away = each.mean(0), each - each.mean(0)
+        noise = torch.randn(count, *mean.shape, **normal)
+        own = away.square().mean(0).div(2).sqrt() * noise
+        made[name] = mean + own + torch.einsum("skm,km...->sm...", share, away)
+    return made
 
 
 def laplace(nets: list[nn.Module], data: Data, kind: str) -> Any:
