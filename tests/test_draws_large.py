@@ -9,14 +9,14 @@ from studies import draws_large as study
 
 def test_swag_has_the_covariance_of_the_paper():
     points = torch.randn(5, 2, 3, generator=torch.manual_seed(0))
-    made = study.normal_law({"a": points[..., :1], "b": points[..., 1:]}, 30_000, seed=1)
+    made = study.normal_law({"a": points[..., :1], "b": points[..., 1:]}, 50_000, seed=1)
     drawn = torch.cat([made["a"], made["b"]], -1)
     for member in range(2):
         away = points[:, member] - points[:, member].mean(0)
         expected = away.square().mean(0).diag() / 2 + away.mT @ away / 8
-        torch.testing.assert_close(drawn[:, member].mT.cov(), expected, rtol=0, atol=0.03)
+        torch.testing.assert_close(drawn[:, member].mT.cov(), expected, rtol=0, atol=0.05)
         torch.testing.assert_close(
-            drawn[:, member].mean(0), points[:, member].mean(0), rtol=0, atol=0.03
+            drawn[:, member].mean(0), points[:, member].mean(0), rtol=0, atol=0.05
         )
 
 
