@@ -4,13 +4,15 @@ Writes corners.md and corners.png from posteriors.csv, uci.csv and digits.csv. T
 `studies.draws_corners` is the plan.
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
+from typing import Any
+
+import matplotlib
 
 from shoal.core.display.text import markdown_table, plus_minus
-from shoal.plots.figure import COLOURS, blank, legend, png, power
+from shoal.plots.figure import COLOURS, blank, legend, png, power, rc
 from shoal.prediction.statistics import mean_and_error, paired_difference
 from studies.common import read_csv
 from studies.draws_corners import CHAINS, PLACE, PROBLEMS, SAMPLERS, STARTS
@@ -28,7 +30,6 @@ DISTANCES = {
     "seconds": "seconds",
 }
 NETWORKS = "perceptron", "convolutions"
-DRAWN = "#0078a8", "#d87800"
 
 TEXT = """# Draws and repulsion
 
@@ -174,25 +175,30 @@ def nearest_table(values: Values) -> str:
     return markdown_table(["repelled", "sampler", *PROBLEMS], lines)
 
 
+def corners_by_nll(problem: str) -> dict[str, str]:
+    """The four corners of a data set."""
+    drawn = "draws" if problem in SMALL else "mclmc" if problem == "perceptron" else "sghmc"
+    return {
+        "plain points": "more members",
+        "repelled points": "more repelled",
+        "draws": drawn,
+        "repelled draws": f"repelled {drawn}",
+    }
+
+
 def best_table(uci: Values, digits: Values) -> str:
     """Best corner by NLL for each data set."""
     lines = []
     for problem in (*SMALL, *LARGE, *NETWORKS):
-        kind = "draws" if problem in SMALL else "mclmc" if problem == "perceptron" else "sghmc"
-        corners = {
-            "plain points": "more members",
-            "repelled points": "more repelled",
-            "draws": kind,
-            "repelled draws": f"repelled {kind}",
-        }
+        corners = corners_by_nll(problem)
         values = digits if problem in NETWORKS else uci
         cells = []
         for arm in corners.values():
             each = [v for key, v in values.get(arm, {}).items() if key[0] == problem]
             cells.append(plus_minus(*mean_and_error(each)) if len(each) > 1 else "")
         if all(cells):
-            lines.append([problem, kind, *cells, corner(values, corners, problem)])
-    heads = ["NLL", "sampler", "plain points", "repelled points", "draws", "repelled draws"]
+            lines.append([problem, corners["draws"], *cells, corner(values, corners, problem)])
+    heads = ["NLL", "draws by", "plain points", "repelled points", "draws", "repelled draws"]
     return markdown_table([*heads, "lowest"], lines)
 
 
@@ -236,51 +242,61 @@ def prediction_questions(uci: Values, digits: Values) -> str:
     return "\n\n".join((small, large, images))
 
 
-def figure(distance: Values, uci: Values, digits: Values):
+LOOKS = {
+    "points": (COLOURS["ensemble"], "o"),
+    "repelled points": (COLOURS["f-svgd"], "s"),
+    "draws": ("#0078a8", "D"),
+    "repelled draws": ("#d87800", "^"),
+    "chains that repel": (COLOURS["forde"], "P"),
+}
+"""Colour and marker of each corner."""
+
+
+def figure(distance: Values, uci: Values, digits: Values) -> Any:
     """Distances of the corners above, differences in NLL below."""
     drawing, (above, below) = blank(2, 2.1)
-    arms = {
-        "points": ("more ensemble", COLOURS["ensemble"], "o"),
-        "repelled points": ("more f-svgd:calibrated", COLOURS["f-svgd"], "s"),
-        "draws": ("ensemble + hmc", DRAWN[0], "D"),
-        "repelled draws": ("f-svgd:calibrated + hmc", DRAWN[1], "^"),
-        "chains that repel": ("strength 0.5, noise 0.5", COLOURS["forde"], "P"),
-    }
-    for place, (label, (arm, colour, marker)) in enumerate(arms.items()):
-        shift = 0.14 * (place - 2)
-        for x, problem in enumerate(PROBLEMS):
-            each = [v for key, v in distance.get(arm, {}).items() if key[0] == problem]
-            if each:
-                above.plot(
-                    [x + shift], [mean(each)], marker, color=colour, markersize=7,
-                    label=label if x == 0 else None,
-                )  # fmt: skip
-    above.set(yscale="log", ylabel="Fréchet distance", title="nearest to the posterior")
-    above.set_xticks(range(len(PROBLEMS)), PROBLEMS)
-    power(above.yaxis)
+    _draw_distances(above, distance)
+    _draw_differences(below, uci, digits)
+    legend(drawing, above)
+    return drawing
+
+
+def _draw_distances(axes: Any, values: Values) -> None:
+    """Mean Fréchet distance of every corner, by problem."""
+    arms = [*corners_of("f-svgd:calibrated", "hmc").values(), "strength 0.5, noise 0.5"]
+    for place, (label, arm) in enumerate(zip(LOOKS, arms, strict=True)):
+        colour, marker = LOOKS[label]
+        found = {
+            x: mean(v for key, v in values[arm].items() if key[0] == problem)
+            for x, problem in enumerate(PROBLEMS)
+            if any(key[0] == problem for key in values[arm])
+        }
+        where = [x + 0.14 * (place - 2) for x in found]
+        axes.plot(where, list(found.values()), marker, color=colour, markersize=7, label=label)
+    axes.set(yscale="log", ylabel="Fréchet distance", title="Distance to the posterior")
+    axes.set_xticks(range(len(PROBLEMS)), PROBLEMS)
+    power(axes.yaxis)
+
+
+def _draw_differences(axes: Any, uci: Values, digits: Values) -> None:
+    """NLL of every corner minus that of plain points, by data set."""
     sets = [*SMALL, *LARGE, *NETWORKS]
     for x, problem in enumerate(sets):
         values = digits if problem in NETWORKS else uci
-        kind = "draws" if problem in SMALL else "mclmc" if problem == "perceptron" else "sghmc"
-        chosen = {"repelled points": "more repelled", "draws": kind,
-                  "repelled draws": f"repelled {kind}",
-                  "chains that repel": "repelling sghmc"}  # fmt: skip
-        for place, (label, arm) in enumerate(chosen.items()):
-            found = paired(values, arm, "more members", (problem,))
-            if found is not None:
+        arms = [*list(corners_by_nll(problem).values())[1:], "repelling sghmc"]
+        for place, (label, arm) in enumerate(zip(list(LOOKS)[1:], arms, strict=True)):
+            if (found := paired(values, arm, "more members", (problem,))) is not None:
                 (away, low, high), _ = found
-                _, colour, marker = arms[label]
-                reach = [[away - low], [high - away]] if math.isfinite(low) else None
-                below.errorbar(
-                    [x + 0.16 * (place - 1.5)], [away], reach, fmt=marker, color=colour,
-                    markersize=6, linewidth=1.2,
+                colour, marker = LOOKS[label]
+                axes.errorbar(
+                    [x + 0.17 * (place - 1.5)], [away], [[away - low], [high - away]],
+                    fmt=marker, color=colour, markersize=5, linewidth=1.2,
                 )  # fmt: skip
-    below.axhline(0, color="0.5", linewidth=0.8)
-    below.set_yscale("symlog", linthresh=0.03)
-    below.set(ylabel="NLL minus more members", title="best prediction")
-    below.set_xticks(range(len(sets)), sets, rotation=45, ha="right")
-    legend(drawing, above)
-    return drawing
+    axes.axhline(0, color="0.5", linewidth=0.8)
+    axes.set_yscale("symlog", linthresh=0.1)
+    axes.set_yticks([-10, -1, -0.1, 0, 0.1, 1, 10], ["−10", "−1", "−0.1", "0", "0.1", "1", "10"])
+    axes.set(ylabel="NLL minus more members", title="Prediction")
+    axes.set_xticks(range(len(sets)), sets, rotation=45, ha="right")
 
 
 ANSWER = ""
@@ -290,7 +306,9 @@ def main() -> None:
     """Write the page and its figure."""
     found = posteriors()
     uci, digits = scores(PLACE / "uci.csv"), scores(PLACE / "digits.csv")
-    (PLACE / "corners.png").write_bytes(png(figure(found["frechet"], uci, digits), 110))
+    settings: Any = rc()
+    with matplotlib.rc_context(settings):
+        (PLACE / "corners.png").write_bytes(png(figure(found["frechet"], uci, digits), 110))
     text = TEXT.format(
         answer=ANSWER.strip(),
         distances=distance_tables(found),
