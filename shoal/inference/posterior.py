@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.arguments import check_fields, not_negative, positive
+from shoal.core.differentiate import with_pullback
 from shoal.core.errors import DataError
 from shoal.core.random import hashed, key, uniform
 from shoal.core.structure import Inputs, parted
@@ -94,6 +95,18 @@ class Posterior:
         total = weight.flatten(1).sum(-1) if per_member else weight.sum()
         total = total.clamp(min=torch.finfo(weight.dtype).tiny)
         return (each * weight).flatten(1).sum(-1) / total
+
+    def with_gradient(self, outputs: Tensor, y: Targets) -> tuple[Tensor, Tensor]:
+        """`log_likelihood` [M], and its gradient at the outputs [M, B, ..., C]."""
+        targets, _ = parted(y)
+        own = "with_gradient" in vars(type(self.likelihood))
+        known = self.likelihood.with_gradient(outputs, targets) if own else None
+        if known is None or target_weights(self.likelihood, y, known[0].shape[1:]) is not None:
+            tree = {"outputs": outputs}
+            (value,), pull = with_pullback(lambda t: [self.log_likelihood(t["outputs"], y)], tree)
+            return value, pull([torch.ones_like(value)])["outputs"]
+        each, gradient = known
+        return each.flatten(1).mean(-1), gradient / each[0].numel()
 
     @property
     def has_weight_prior(self) -> bool:

@@ -24,7 +24,7 @@ from shoal.core.arguments import (
 from shoal.core.devices import usable_device
 from shoal.core.display.progress import Progress, make_progress
 from shoal.core.display.text import counted, size
-from shoal.core.errors import ConfigError
+from shoal.core.errors import ConfigError, StorageError
 from shoal.core.interruption import Interruption
 from shoal.core.storage.checkpoints import save_checkpoint, steps
 from shoal.core.storage.disk import checked_path, machine_memory, sweep
@@ -41,6 +41,7 @@ from shoal.inference.posterior import Posterior, total_weight
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.inference.samplers import Plan, Sampler, known_sampler
 from shoal.training.draws.density import PosteriorDensity
+from shoal.training.draws.moves import moves
 from shoal.training.draws.store import DrawStore
 from shoal.training.fit import in_type
 from shoal.training.folder.own_data import own_data
@@ -358,16 +359,22 @@ class _Drawing:
     ) -> None:
         """Move the chains, from their members or from the last save."""
         plan, store, sampler = self.plan, self.store, self.plan.sampler
-        if saved is None:
-            step, kept, spent = 0, 0, 0.0
-            state = sampler.begin(self.density, self.density.read(), plan.seed)
-        else:
-            step, state, values = saved
+        step, kept, spent = 0, 0, 0.0
+        state = sampler.begin(self.density, self.density.read(), plan.seed)
+        if saved is not None:
+            first, (step, state, values) = state, saved
+            if first.keys() != state.keys():
+                raise StorageError(
+                    "the chains of this folder were begun by another version of shoal, which kept "
+                    "other numbers; draw again, with another folder as out"
+                )
             kept, spent = int(values["kept"]), float(values["seconds"])
         began = time.monotonic()
         due = began + save_every
+        move = moves(self.density, plan, state)
         while store.count < plan.draws:
-            kept, drawn = plan.move(self.density, state, step, kept)
+            move(step)
+            kept, drawn = plan.kept(step, kept)
             if drawn:
                 store.add(state["x"])
             step += 1
@@ -378,6 +385,7 @@ class _Drawing:
                 due = time.monotonic() + save_every
             if interruption.received is not None:
                 interruption.stop()
+        store.collect()
         known = sampler.diagnostics(state)
         self.provenance["seconds"] = spent + time.monotonic() - began
         self.provenance[DRAWS] = {"steps": step} | {

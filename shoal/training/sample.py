@@ -28,6 +28,7 @@ from shoal.inference.priors import Flat
 from shoal.inference.samplers import Plan, Sampler, known_sampler
 from shoal.interaction.methods import Method, get
 from shoal.interaction.repulsion import Repulsion
+from shoal.training.draws.moves import moves
 from shoal.training.forces import forces
 from shoal.training.options.annealing import multiplies_push
 from shoal.training.options.noise import add_noise, check_noise
@@ -168,9 +169,10 @@ def sample(
 def _drawn(density: "_Density", start: Tensor, plan: Plan) -> Tensor:
     """The draws [K, M, D] of chains that begin at the particles."""
     state = plan.sampler.begin(density, start.detach().clone(), plan.seed)
-    chains, kept = [], 0
+    chains, kept, move = [], 0, moves(density, plan, state)
     for step in range(plan.steps):
-        kept, drawn = plan.move(density, state, step, kept)
+        move(step)
+        kept, drawn = plan.kept(step, kept)
         if drawn:
             chains.append(state["x"].clone())
     return torch.stack(chains[: plan.draws])
@@ -184,7 +186,7 @@ class _Density:
     def __init__(self, log_density: Callable[[Tensor], Tensor], start: Tensor) -> None:
         self.log_density, self.batched = log_density, True
         self.numbers = torch.full((len(start),), start.shape[1], device=start.device)
-        self.used = torch.ones_like(start)
+        self.used = torch.ones_like(start[:1, :1])
 
     def __call__(self, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
         x = x.detach().requires_grad_()

@@ -13,15 +13,21 @@ from torch import Tensor
 warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current")
 
 try:
-    from shoal.engine.kernels import interaction_kernels, likelihood_kernels, step_kernels
+    from shoal.engine.kernels import (
+        interaction_kernels,
+        likelihood_kernels,
+        noise_kernels,
+        step_kernels,
+    )
 except Exception:  # Triton is missing or does not work
-    interaction_kernels = likelihood_kernels = step_kernels = None
+    interaction_kernels = likelihood_kernels = noise_kernels = step_kernels = None
 
 __all__ = [
     "ENABLED",
     "interaction_kernels",
     "kernel_supports",
     "likelihood_kernels",
+    "noise_kernels",
     "step_kernels",
 ]
 

@@ -11,7 +11,7 @@ A prediction repeats a forward pass: `CapturedForward` replays it if launching t
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol
@@ -25,7 +25,10 @@ from shoal.engine.kernels import fused
 from shoal.engine.kernels.fused import kernel_supports
 from shoal.engine.resources.memory import MemoryLimit, lifted
 
-__all__ = ["CapturedForward", "CapturedMove", "CapturedSteps", "DataOnDevice"]
+__all__ = [
+    "CapturedCases", "CapturedForward", "CapturedMove", "CapturedSteps", "DataOnDevice",
+    "OrdersAhead",
+]  # fmt: skip
 
 Move = Callable[[Any, Any, float | Tensor, Tensor], object]
 """One training step: (x, y, annealing, step)."""
@@ -107,6 +110,21 @@ class MemoryRoom(Protocol):
         ...
 
 
+class OrdersAhead:
+    """Orders of epochs; that of the next epoch is drawn while the device works."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.orders, self.drawing = orders, ThreadPoolExecutor(1)
+        self.ahead: tuple[int, Future[Tensor]] = -1, Future()
+
+    def __call__(self, epoch: int) -> Tensor:
+        """The rows of all steps of an epoch."""
+        known, ahead = self.ahead
+        order = ahead.result() if known == epoch else self.orders(epoch)
+        self.ahead = epoch + 1, self.drawing.submit(self.orders, epoch + 1)
+        return order
+
+
 class CapturedSteps:
     """Replays captured steps over the epochs of data on the device.
 
@@ -142,20 +160,12 @@ class CapturedSteps:
         self.warm: dict[int, int] = {}
         self.pool = torch.cuda.graph_pool_handle()
         self.side = torch.cuda.Stream(device)
-        # The order of the next epoch is drawn while the device works.
-        self.drawing = ThreadPoolExecutor(1)
-        self.ahead: tuple[int, Future[Tensor]] = -1, Future()
-
-    def _order(self, epoch: int) -> Tensor:
-        known, ahead = self.ahead
-        order = ahead.result() if known == epoch else self.batches.orders(epoch)
-        self.ahead = epoch + 1, self.drawing.submit(self.batches.orders, epoch + 1)
-        return order
+        self.orders = OrdersAhead(batches.orders)
 
     def epoch(self, epoch: int, start: int, count: int, step: int) -> Iterator[None]:
         """Take `count` steps of an epoch, from batch number `start`; `step` is the run's."""
         batches = self.batches
-        order = self._order(epoch)[: self.order.numel()]
+        order = self.orders(epoch)[: self.order.numel()]
         self.order.view(-1)[: len(order)].copy_(order)
         self.places.copy_(torch.tensor([start, step]))
         for number in range(start, start + count):
@@ -279,6 +289,72 @@ class CapturedMove:
             torch.cuda.empty_cache()
 
 
+class CapturedCases:
+    """Replays calls that change tensors in place, of several cases that each do the same.
+
+    The first calls of a case run eagerly. A case that reads numbers from the device, or whose
+    memory is too large to be kept, stays eager.
+
+    Args:
+        state: the tensors that a call changes.
+        device: the GPU.
+    """
+
+    WARM = 2
+    SHARE = 0.5
+
+    def __init__(self, state: dict[str, Tensor], device: torch.device) -> None:
+        self.state = state
+        self.graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        self.warm: dict[Hashable, int] = {}
+        self.pool = torch.cuda.graph_pool_handle()
+        self.side = torch.cuda.Stream(device)
+
+    def __call__(self, case: Hashable, call: Callable[[], None]) -> None:
+        """Take a call of this case; None is never captured."""
+        graph = self.graphs.get(case)
+        if graph is not None:
+            graph.replay()
+            return
+        self.warm[case] = self.warm.get(case, 0) + 1
+        if case is None or case in self.graphs or self.warm[case] <= self.WARM:
+            self._eagerly(call)
+            return
+        self.graphs[case] = self._captured(call) if self._can_be(call) else None
+        if self.graphs[case] is None:
+            self._eagerly(call)
+        else:
+            self(case, call)
+
+    def _eagerly(self, call: Callable[[], None]) -> None:
+        here = torch.cuda.current_stream()
+        self.side.wait_stream(here)
+        with torch.cuda.stream(self.side):
+            call()
+        here.wait_stream(self.side)
+
+    def _can_be(self, call: Callable[[], None]) -> bool:
+        """Whether a call waits for no number of the device, and its memory can be kept."""
+        before = {name: tensor.clone() for name, tensor in self.state.items()}
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        waits = _waits_for_host(lambda _: call(), None)
+        torch.cuda.synchronize()
+        taken = torch.cuda.max_memory_allocated() - held
+        for name, tensor in self.state.items():
+            tensor.copy_(before[name])
+        return not waits and taken < self.SHARE * torch.cuda.mem_get_info()[0]
+
+    def _captured(self, call: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        gc.collect()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.side):
+            call()
+        return graph
+
+
 class CapturedForward:
     """A forward pass without gradients that is replayed where launching its kernels takes longest.
 
@@ -351,7 +427,7 @@ class CapturedForward:
             self.graph = graph
 
 
-def _waits_for_host(call: Callable[[Any], Tensor], x: Any) -> bool:
+def _waits_for_host(call: Callable[[Any], object], x: Any) -> bool:
     """Whether a call reads numbers from the device, as by `item`, which no graph can contain."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls the mode a prototype

@@ -146,6 +146,13 @@ class Likelihood:
         """What training maximises for each target [..., B, *S]; by default `log_prob`."""
         return self.log_prob(outputs, y)
 
+    def with_gradient(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """`objective`, and its gradient [..., B, *S, C] by a formula; None where there is none.
+
+        A class inherits no formula, since it may have another density.
+        """
+        return None
+
     def weight(self, y: Tensor) -> Tensor | None:
         """How much each target counts in training [B, *S]; None if all count 1."""
         return None

@@ -317,6 +317,12 @@ class Normal(RealTargets):
         square = (z - mean).square() / variance
         return -0.5 * (square + variance.log() + math.log(2 * math.pi))
 
+    def _with_slope(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """log p, and ∂ log p / ∂f = (z - f) / s² for outputs f that are means."""
+        z = self._standardised(y, outputs)
+        slope = (z - outputs) / self._standard(outputs)[1]
+        return self._in_unit(self._log_density(outputs, z), z), slope
+
     def _standard_distance(self, outputs: Tensor, z: Tensor) -> Tensor:
         mean, variance = self._standard(outputs)
         return gaussian_distance(z - mean, variance)
@@ -344,6 +350,8 @@ class Gaussian(Normal):
 
     def _standard(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         return outputs, self._scaled(torch.full_like(outputs, self.noise_std**2))
+
+    with_gradient = Normal._with_slope
 
 
 @registry.register("homoscedastic")
@@ -377,6 +385,8 @@ class HomoscedasticGaussian(Normal, Standardising):
         if known is None or known.variance is None:
             return outputs, torch.ones_like(outputs)
         return outputs, self._scaled(known.variance.to(outputs)).expand_as(outputs)
+
+    with_gradient = Normal._with_slope
 
     def statistics(
         self, outputs: Tensor, y: Tensor, alive: Tensor, weight: Tensor | None = None
@@ -457,6 +467,19 @@ class HeteroscedasticGaussian(NoisePerInput, Normal):
 
     def _standard(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         return self._located(outputs)
+
+    def with_gradient(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """log p, and with e = z - mu its gradient (e / v, (e² / v - 1) / (2 v) sigmoid(s))."""
+        if self.damping or (self.learned is not None and self.learned.noise_factor is not None):
+            return None
+        z, (location, raw) = self._standardised(y, outputs), outputs.chunk(2, -1)
+        variance = F.softplus(raw).add_(LEAST)
+        away = z - location
+        slope = away / variance
+        square = away.mul_(slope)
+        value = self._in_unit((square + variance.log()).add_(math.log(2 * math.pi)).mul_(-0.5), z)
+        other = square.sub_(1).div_(variance).mul_(0.5).mul_(raw.sigmoid())
+        return value, torch.cat([slope, other], -1)
 
 
 @registry.register("student-t", cite=("lange1989robust",))

@@ -19,6 +19,7 @@ NUTS chooses n by doubling. Its trees differ from chain to chain, which a batch 
 follow without waiting for the longest one. So n is a setting here.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -107,7 +108,7 @@ class HMC:
     def step(self, density: Density, state: Tree, clock: Clock) -> None:
         """See `Sampler`."""
         p = clock.normal("momentum", state["x"]) * density.used
-        leaps = 1 + derive(clock.seed, "leaps", clock.step) % self.leaps
+        leaps = self._count(clock)
         new, error = _trajectory(density, state, p, leaps, clock.step)
         chance = error.neg().exp().clamp(max=1.0)
         accepted = clock.uniform("accept", chance) < chance
@@ -119,6 +120,17 @@ class HMC:
             state["accepted"] += chance
             state["jumps"] += ~(error < _JUMP)
             state["steps"] += 1
+
+    def _count(self, clock: Clock) -> int:
+        return 1 + derive(clock.seed, "leaps", clock.step) % self.leaps
+
+    def phase(self, clock: Clock) -> Hashable | None:
+        """See `Sampler`. Graphs of all numbers of leaps would take more than they save."""
+        return None
+
+    def pace(self, clock: Clock) -> tuple[float, ...]:
+        """See `Sampler`."""
+        return ()
 
     def _tune(self, state: Tree, chance: Tensor, clock: Clock) -> None:
         """Dual averaging of log ε; the mean of its later values is the size after the warm-up."""

@@ -20,6 +20,7 @@ Schedules of the learning rate, with t from 0 to 1 over the steps after the warm
 """
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,20 +84,32 @@ class SGHMC:
 
     def step(self, density: Density, state: Tree, clock: Clock) -> None:
         """See `Sampler`."""
-        _, gradient = density(state["x"], clock.step)
-        lr, noise = self._rate(clock)
-        per_point = lr / density.points
-        unit, spread = state["unit"], math.sqrt(2 * (1 - self.momentum) * per_point * noise)
-        v = self.momentum * state["v"] + per_point * unit.square() * gradient
-        v = v + spread * unit * clock.normal("noise", v) * density.used
-        sound = torch.isfinite(v.sum(1))
-        each = sound.unsqueeze(1)
-        state["v"] = torch.where(each, v, 0.0)
-        state["x"] = state["x"] + state["v"]
+        log_density, gradient = density(state["x"], clock.step)
+        rate, spread = clock.pace(self)
+        per_point, v, unit = rate / density.points, state["v"], state["unit"]
+        noise = (spread / density.points**0.5) * density.used
+        pull = gradient * per_point
+        if self.precondition:
+            pull, noise = pull.mul_(unit.square()), unit * noise
+        v = clock.plus_normal(pull.add_(v, alpha=self.momentum), noise, "noise")
+        sound = log_density.isfinite() & v.sum(1).isfinite()
+        state["v"] = v = v.masked_fill_(~sound.unsqueeze(1), 0.0)
+        state["x"] += v
         state["refused"] += ~sound
         state["steps"] += 1
         if self.precondition and clock.step < clock.warmup:
             self._measure(state, gradient, density, clock)
+
+    def phase(self, clock: Clock) -> Hashable | None:
+        """See `Sampler`."""
+        if not self.precondition or clock.step >= clock.warmup:
+            return "moves"
+        return "measures" if clock.step + 1 < clock.warmup else "sets units"
+
+    def pace(self, clock: Clock) -> tuple[float, ...]:
+        """Learning rate, and spread of the noise times √N."""
+        lr, noise = self._rate(clock)
+        return lr, math.sqrt(2 * (1 - self.momentum) * lr * noise)
 
     def _measure(self, state: Tree, gradient: Tensor, density: Density, clock: Clock) -> None:
         """Set the units at the end of the warm-up: (E[g²])^(-1/4), with a geometric mean of 1."""

@@ -24,6 +24,7 @@ var, so s² = sqrt(var(x) / E[g²]) is right for it if the chain has mixed, and 
 chain has not: gradients are known at once, variances late. s is set twice during the warm-up.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +47,9 @@ _NOTICED, _GROWTH = 0.1, 1.3
 
 _UNIT_AT = 0.1, 0.3, 0.6
 """Shares of the warm-up: begin to measure the units, set them, and set them again."""
+
+_STEEPEST = 40.0
+"""Largest δ of a turn: beyond, the direction is that of the gradient."""
 
 _TUNED = 0.6
 """Share of the warm-up at which the energy error has its last value."""
@@ -83,11 +87,11 @@ class MCLMC:
         """See `Sampler`."""
         log_density, gradient = density(x, 0)
         d = density.numbers.to(x.dtype)
-        u = Clock(0, 0, 0, seed).normal("direction", x) * density.used
+        u = Clock(0, 0, 0, seed).normal("first direction", x) * density.used
         u = u / torch.linalg.vector_norm(u, dim=1, keepdim=True)
         one, zero = torch.ones_like(log_density), torch.zeros_like(log_density)
         each = torch.zeros_like(x)
-        return {
+        state = {
             "x": x.clone(), "u": u, "gradient": gradient, "log_density": log_density,
             "size": 2e-4 * d.sqrt(), "length": self.length * d.sqrt(),
             "unit": torch.ones_like(x),
@@ -97,65 +101,80 @@ class MCLMC:
             "gradients": each.clone(), "errors": zero.clone(), "refused": zero.clone(),
             "steps": zero.clone(),
         }  # fmt: skip
+        return state | {"spread": _spread(state["size"], state["length"], d)}
 
     def step(self, density: Density, state: Tree, clock: Clock) -> None:
         """See `Sampler`."""
         d = density.numbers.to(state["x"].dtype)
         size, unit = state["size"], state["unit"]
-        half = 0.5 * size
-        u, first = _turned(state["u"], state["gradient"] * unit, half, d)
+        rate = 0.5 * size / (d - 1)
+        u, first = _turned(state["u"], state["gradient"] * unit, rate)
         x = torch.addcmul(state["x"], size.unsqueeze(1) * unit, u)
         log_density, gradient = density(x, clock.step)
-        u, second = _turned(u, gradient * unit, half, d)
-        error = first + second - (log_density - state["log_density"])
+        u, second = _turned(u, gradient * unit, rate)
+        error = (first + second).mul_(d - 1).sub_(log_density - state["log_density"])
         # A jump of this energy leaves the region where the steps follow the flow. NaN is refused.
         sound = error.abs() < 4 * d.sqrt() + 20
         moved = {"x": x, "gradient": gradient, "log_density": log_density, "u": u}
         if error.device.type == "cuda" or not bool(sound.all()):
             moved = moved_where(sound, moved, state | {"u": -state["u"]})
         state.update(moved)
-        share = torch.where(sound, error.square() / d, 0.0)
+        share = torch.where(sound, error.square_().div_(d), 0.0)
         if clock.step < clock.warmup:
             self._tune(state, share, sound, clock)
             self._measure_units(state, d, clock)
+            state["spread"] = _spread(state["size"], state["length"], d)
         else:
             state["errors"] += share
             state["refused"] += ~sound
             state["steps"] += 1
-        spread = (torch.expm1(2 * state["size"] / state["length"]) / d).sqrt()
-        noise = clock.normal("direction", x) * density.used
-        u = torch.addcmul(state["u"], spread.unsqueeze(1), noise)
-        state["u"] = u / torch.linalg.vector_norm(u, dim=1, keepdim=True)
+        u = clock.plus_normal(state["u"], state["spread"].unsqueeze(1) * density.used, "direction")
+        state["u"] = u.div_(torch.linalg.vector_norm(u, dim=1, keepdim=True))
+
+    def phase(self, clock: Clock) -> Hashable | None:
+        """See `Sampler`."""
+        if clock.step >= clock.warmup:
+            return "moves"
+        begin, *marks = self._marks(clock)
+        if not self.precondition or not begin < clock.step <= marks[-1]:
+            return "tunes"
+        return "sets units" if clock.step in marks else "measures"
+
+    def pace(self, clock: Clock) -> tuple[float, ...]:
+        """The energy error that the warm-up wants; it falls to `energy_error`."""
+        eased = _ROUGH + (self.energy_error - _ROUGH) * min(clock.warm / _TUNED, 1.0)
+        return (max(self.energy_error, eased),)
+
+    def _marks(self, clock: Clock) -> list[int]:
+        return [int(share * clock.warmup) for share in _UNIT_AT]
 
     def _tune(self, state: Tree, share: Tensor, sound: Tensor, clock: Clock) -> None:
         """The step size whose energy error would be the wanted one."""
-        eased = _ROUGH + (self.energy_error - _ROUGH) * min(clock.warm / _TUNED, 1.0)
-        wanted, size = max(self.energy_error, eased), state["size"]
-        ratio = share / wanted
+        (wanted,), size = clock.pace(self), state["size"]
+        ratio, smaller = share / wanted, 0.8 * size
         # Errors of very small steps are rounding, and grow with no power of the step.
-        seeking = (state["seeking"] > 0) & sound & (ratio < _NOTICED)
-        state["seeking"] = seeking.to(ratio.dtype)
-        trust = (-0.5 * (ratio.clamp(min=1e-8).log() / 9).square()).exp()
-        trust = torch.where(sound & ~seeking, trust, 0.0)
+        seeking = state["seeking"].mul_(sound & (ratio < _NOTICED))
+        trust = ratio.clamp(min=1e-8).log_().square_().mul_(-0.5 / 81).exp_()
+        trust = trust.mul_(sound).mul_(1 - seeking)
         forget = (_MEMORY - 1) / (_MEMORY + 1)
-        state["rough"] = forget * state["rough"] + trust * ratio / size**6
-        state["weight"] = forget * state["weight"] + trust
-        state["limit"] = torch.where(sound, 1.01 * state["limit"], 0.8 * size)
-        fitting = (state["rough"] / state["weight"].clamp(min=1e-30)) ** (-1 / 6)
+        rough = state["rough"].mul_(forget).addcdiv_(trust * ratio, size**6)
+        weight = state["weight"].mul_(forget).add_(trust)
+        state["limit"] = torch.where(sound, 1.01 * state["limit"], smaller)
+        fitting = (rough / weight.clamp(min=1e-30)).pow_(-1 / 6)
         fitting = torch.minimum(torch.minimum(fitting, 1.05 * size), state["limit"])
-        fitting = torch.where(state["weight"] > 0, fitting, 0.8 * size)
-        state["size"] = torch.where(seeking, _GROWTH * size, fitting)
+        fitting = torch.where(weight > 0, fitting, smaller)
+        state["size"] = torch.where(seeking > 0, _GROWTH * size, fitting)
 
     def _measure_units(self, state: Tree, d: Tensor, clock: Clock) -> None:
         """Set the unit of every coordinate from the variance of positions and of gradients."""
-        begin, *marks = (int(share * clock.warmup) for share in _UNIT_AT)
-        if not self.precondition or not begin < clock.step <= marks[-1]:
+        phase = self.phase(clock)
+        if phase not in ("measures", "sets units"):
             return
         state["count"] += 1
         state["sum"] += state["x"]
-        state["squares"] += state["x"].square()
-        state["gradients"] += state["gradient"].square()
-        if clock.step not in marks:
+        state["squares"].addcmul_(state["x"], state["x"])
+        state["gradients"].addcmul_(state["gradient"], state["gradient"])
+        if phase == "measures":
             return
         count = state["count"].unsqueeze(1)
         variance = state["squares"] / count - (state["sum"] / count).square()
@@ -190,17 +209,19 @@ class MCLMC:
         }
 
 
-def _turned(u: Tensor, gradient: Tensor, time: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-    """The direction after a turn by the gradient, and the change of the kinetic energy [M].
+def _spread(size: Tensor, length: Tensor, d: Tensor) -> Tensor:
+    """ν, the size of the noise that lets a direction lose its memory over the length."""
+    return (torch.expm1(2 * size / length) / d).sqrt()
 
-    With z = exp(-2δ): (cosh δ + c sinh δ) = e^δ ((1 + c) + (1 - c) z) / 2, which does not overflow.
-    """
-    length = torch.linalg.vector_norm(gradient, dim=1).clamp(min=1e-30)
-    c = (gradient * u).sum(1) / length
-    delta = time * length / (d - 1)
-    root = (-delta).exp()
-    z = root.square()
-    total = (0.5 * ((1 + c) + (1 - c) * z)).clamp(min=1e-30)
-    along = 0.5 * ((1 - z) + c * (1 - root).square()) / (total * length)
-    turned = torch.addcmul((root / total).unsqueeze(1) * u, along.unsqueeze(1), gradient)
-    return turned, (d - 1) * (delta + total.log())
+
+def _turned(u: Tensor, gradient: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
+    """The direction after a turn by the gradient, and ΔK / (d - 1) [M]; rate is h / (d - 1)."""
+    length = torch.linalg.vector_norm(gradient, dim=1).clamp_(min=1e-30)
+    c = (gradient * u).sum(1).div_(length)
+    # Exponentials stay finite; an energy that this changes is refused.
+    delta = (length * rate).clamp_(max=_STEEPEST)
+    sinh, cosh = delta.sinh(), delta.cosh_()
+    total = torch.addcmul(cosh, c, sinh).clamp_(min=1e-30)
+    along = sinh.addcmul_(c, cosh.sub_(1)).div_(length.mul_(total))
+    turned = torch.addcmul(u / total.unsqueeze(1), along.unsqueeze(1), gradient)
+    return turned, total.log_()

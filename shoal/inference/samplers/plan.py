@@ -1,10 +1,10 @@
 """How long chains are, and where they keep draws."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoal.core.errors import ConfigError
-from shoal.core.types import Tree
 from shoal.inference.samplers.microcanonical import MCLMC
 from shoal.inference.samplers.sampler import Clock, Density, Sampler
 
@@ -58,14 +58,24 @@ class Plan:
         """Number of steps in all."""
         return self.warmup + math.ceil(self.draws * self.thin / self.sampler.kept)
 
-    def move(self, density: Density, state: Tree, step: int, kept: int) -> tuple[int, bool]:
-        """Move all chains by one step, after `kept` positions that may be draws.
+    def clock(self, step: int) -> Clock:
+        """Where the chains are at a step."""
+        return Clock(step, self.warmup, self.steps, self.seed)
+
+    def clocks(self) -> Iterator[Clock]:
+        """Clocks of all steps up to the last draw."""
+        step, kept, draws = 0, 0, 0
+        while draws < self.draws:
+            yield self.clock(step)
+            kept, drawn = self.kept(step, kept)
+            step, draws = step + 1, draws + drawn
+
+    def kept(self, step: int, kept: int) -> tuple[int, bool]:
+        """What a step gives after `kept` positions that may be draws.
 
         Returns:
             The new number of such positions, and whether this one is a draw: every `thin`-th is.
         """
-        clock = Clock(step, self.warmup, self.steps, self.seed)
-        self.sampler.step(density, state, clock)
-        if step < self.warmup or not self.sampler.keeps(clock):
+        if step < self.warmup or not self.sampler.keeps(self.clock(step)):
             return kept, False
         return kept + 1, (kept + 1) % self.thin == 0

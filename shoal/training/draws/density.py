@@ -11,10 +11,13 @@ from shoal.core.errors import ConfigError
 from shoal.core.tree import rows
 from shoal.core.types import Tree
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches
+from shoal.engine.kernels import fused
+from shoal.engine.members.perceptron import Perceptrons
 from shoal.engine.resources.plan import default_runner
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.posterior import Posterior, total_weight
 from shoal.training.loop.cached_features import behind_features
+from shoal.training.step.stage_kernels import takes_outputs
 
 __all__ = ["FlatWeights", "PosteriorDensity"]
 
@@ -22,11 +25,13 @@ __all__ = ["FlatWeights", "PosteriorDensity"]
 class FlatWeights:
     """The weights of every member as one row [M, D]; rows of smaller networks end with zeros.
 
-    Weights that need no gradient stay as they are and have no column.
+    The weights of the ensemble become views of these rows. Weights that need no gradient stay as
+    they are and have no column.
 
     Attributes:
+        flat: the rows.
         numbers: number of weights of each member [M].
-        used: 1 for the columns that a member uses, 0 for the others [M, D].
+        used: 1 for the columns that a member uses, 0 for the others [M, D]; see `Density`.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -41,6 +46,14 @@ class FlatWeights:
         self.width = max(counts)
         columns = torch.arange(self.width, device=self.numbers.device)
         self.used = (columns < self.numbers.unsqueeze(1)).to(ensemble.dtype)
+        if len(set(counts)) == 1:
+            self.used = self.used[:1, :1]
+        self.flat = self.read()
+        views = self.named(self.flat)
+        for group, moving in zip(ensemble.groups, self._moving_weights, strict=True):
+            for name in moving:
+                view = views[f"{group.prefix}{name}"].detach()
+                group.weights[name] = view.requires_grad_()
 
     def read(self, tree: Tree | None = None) -> Tensor:
         """The weights, or other tensors like them, as rows."""
@@ -56,22 +69,13 @@ class FlatWeights:
         """Rows [M, D], or draws of them [K, M, D], by the names of the weights; views."""
         tree, first = {}, 0
         for group, moving in zip(self.ensemble.groups, self._moving_weights, strict=True):
-            mine, place = x[..., first : first + group.members, :], 0
-            for name, tensor in moving.items():
-                count, shape = tensor[0].numel(), tensor.shape[1:]
-                part = mine[..., place : place + count]
-                tree[f"{group.prefix}{name}"] = part.reshape(*part.shape[:-1], *shape)
-                place += count
+            mine = x if len(self.ensemble.groups) == 1 else x.narrow(-2, first, group.members)
+            sizes = [tensor[0].numel() for tensor in moving.values()]
+            parts = mine.narrow(-1, 0, sum(sizes)).split(sizes, -1)
+            for (name, tensor), part in zip(moving.items(), parts, strict=True):
+                tree[f"{group.prefix}{name}"] = part.unflatten(-1, tensor.shape[1:])
             first += group.members
         return tree
-
-    @torch.no_grad()
-    def write(self, x: Tensor) -> None:
-        """Set the weights."""
-        weights = self.ensemble.weights
-        named = self.named(x)
-        for name, tensor in named.items():
-            weights[name].copy_(tensor)
 
 
 class PosteriorDensity(FlatWeights):
@@ -82,6 +86,7 @@ class PosteriorDensity(FlatWeights):
 
     Attributes:
         points: number of training targets N.
+        rows: the data points of the next mini-batch; None to find them by the number of the step.
     """
 
     def __init__(
@@ -97,29 +102,61 @@ class PosteriorDensity(FlatWeights):
         self.sites, self.points = sites, float(posterior.n)
         self._heat, self._moving = posterior.temperature, ensemble.train(False)
         self.mapping = default_runner(ensemble.groups, ensemble.device)
+        self._alive = torch.ones_like(ensemble.alive)
+        self._perceptrons = self._formulas()
         self._precision = self._precisions()
         self._pieces: list[tuple[Any, float]] = []
         self._place = -1
         self._waiting: Iterator[Any] = iter(())
+        self.rows: Tensor | None = None
 
+    @torch.no_grad()
     def __call__(self, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """See `samplers.Density`."""
-        self.write(x)
-        weights = {n: t for n, t in self._moving.weights.items() if t.requires_grad}
-        likelihood, gradient = x.new_zeros(len(x)), None
+        self.flat.copy_(x)
+        log_density, gradient = None, None
         for (inputs, targets), share in self._batches(step):
-            outputs = self._moving(inputs, self.mapping)
-            each = self.posterior.log_likelihood(outputs, targets)
-            likelihood = likelihood.add(each.detach(), alpha=share)
-            flat = self.read(pull_back(each, torch.full_like(each, share), weights))
+            value, flat = self._of_batch(inputs, targets, share * self.points / self._heat)
+            log_density = value if log_density is None else log_density.add_(value)
             gradient = flat if gradient is None else gradient.add_(flat)
-        assert gradient is not None, "training data have at least one batch"
+        assert log_density is not None and gradient is not None, "training data have a batch"
         prior, score = self._prior(x)
-        log_density = self.points * likelihood + prior
-        gradient = gradient.mul_(self.points).add_(score)
-        if self._heat == 1:
-            return log_density, gradient
-        return log_density / self._heat, gradient / self._heat
+        cold = 1 / self._heat
+        return log_density.add_(prior, alpha=cold), gradient.add_(score, alpha=cold)
+
+    def _of_batch(self, inputs: Any, targets: Any, factor: float) -> tuple[Tensor, Tensor]:
+        """The mean log-likelihood [M] of a batch times a factor, and its gradient [M, D]."""
+        if self._perceptrons is None or not self._perceptrons.takes(inputs):
+            with torch.enable_grad():
+                outputs = self._moving(inputs, self.mapping)
+            value, cotangent = self._of_outputs(outputs.detach(), targets)
+            moving = {n: t for n, t in self._moving.weights.items() if t.requires_grad}
+            pulled = pull_back(outputs, cotangent.mul_(factor), moving)
+            return value.mul_(factor), self.read(pulled)
+        weights = self._views
+        passed = self._perceptrons.forward(weights, inputs)
+        value, cotangent = self._of_outputs(passed.outputs, targets)
+        gradient = torch.empty_like(self.flat)
+        into = {  # views of the gradient, laid out like those of the rows
+            name: gradient.as_strided(view.shape, view.stride(), view.storage_offset())
+            for name, view in weights.items()
+        }
+        self._perceptrons.backward(weights, passed, cotangent.mul_(factor), into)
+        return value.mul_(factor), gradient
+
+    def _of_outputs(self, outputs: Tensor, targets: Any) -> tuple[Tensor, Tensor]:
+        """The mean log-likelihood [M], and its gradient at the outputs [M, B, ..., C]."""
+        if not takes_outputs(self.posterior, outputs, targets):
+            return self.posterior.with_gradient(outputs, targets)
+        found = fused.likelihood_kernels.categorical(outputs, targets, self._alive, 1.0, False)
+        return -found.loss, found.gradient
+
+    def _formulas(self) -> Perceptrons | None:
+        """The formulas of members that are perceptrons, and move as a whole."""
+        groups = self._moving.groups
+        self._views = {name: tensor.detach() for name, tensor in groups[0].weights.items()}
+        some = any(not tensor.requires_grad for tensor in groups[0].weights.values())
+        return None if len(groups) > 1 or some else Perceptrons.of(groups[0])
 
     def cache(self, size: int) -> None:
         """Compute what all members have in common once, and go on behind these features."""
@@ -130,8 +167,8 @@ class PosteriorDensity(FlatWeights):
         seed = self.batches.seed
         moving, self.batches = behind_features(self.ensemble, self.batches, size, seed, mode=False)
         self._moving, self._pieces = moving.train(False), []
+        self._perceptrons = self._formulas()
 
-    @torch.no_grad()
     def _prior(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Log density of the prior [M], up to a constant, and its gradient [M, D]."""
         prior: Any = self.posterior.prior
@@ -170,6 +207,9 @@ class PosteriorDensity(FlatWeights):
 
     def _batch(self, step: int) -> Any:
         """The mini-batch of a step; the order of the data depends on seed and epoch alone."""
+        if self.rows is not None:
+            assert isinstance(self.batches, ArrayBatches)
+            return self.batches.at(self.rows)
         epoch, place = divmod(step, self.batches.steps_per_epoch)
         if place == 0 or step != self._place:
             self._waiting = self.batches.batches(epoch, place)

@@ -21,6 +21,9 @@ from shoal.core.types import Tree
 
 __all__ = ["DrawStore"]
 
+BLOCK = 64 << 20
+"""Bytes of draws that wait on a GPU: fetching one draw would wait for its step."""
+
 
 class DrawStore:
     """The draws [K, M, D] of M chains, in the chosen precision.
@@ -37,16 +40,36 @@ class DrawStore:
         self.count, self._written = 0, 0
         self._files: dict[str, str] = {}
         self._folder = None if folder is None else folder / "sampling"
+        self._block: Tensor | None = None
+        self._waiting = 0
 
     def add(self, x: Tensor) -> None:
-        """Keep the positions of all chains [M, D]."""
-        self.draws[self.count].copy_(x)
+        """Keep the positions of all chains [M, D]; those on a GPU wait there for others."""
+        if x.device.type == "cpu":
+            self.draws[self.count].copy_(x)
+        else:
+            if self._block is None:
+                most = max(BLOCK // (x.numel() * self.draws.itemsize), 1)
+                shape = min(most, len(self.draws)), *x.shape
+                self._block = torch.empty(shape, dtype=self.draws.dtype, device=x.device)
+            self._block[self._waiting].copy_(x)
+            self._waiting += 1
         self.count += 1
+        if self._block is not None and self._waiting == len(self._block):
+            self.collect()
+
+    def collect(self) -> None:
+        """Fetch the draws that wait on a GPU."""
+        if self._block is not None and self._waiting:
+            first = self.count - self._waiting
+            self.draws[first : self.count].copy_(self._block[: self._waiting])
+            self._waiting = 0
 
     def save(self, step: int, state: Tree, values: Mapping[str, Any]) -> None:
         """Write the draws since the last save, then the state of the chains that refers to them."""
         if self._folder is None:
             return
+        self.collect()
         if self.count > self._written:
             name = f"draws-{self._written:09d}.safetensors"
             part = self.draws[self._written : self.count]
