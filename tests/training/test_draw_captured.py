@@ -12,6 +12,7 @@ import shoal
 from shoal.core.random import derive, hashed, key, normal_stream
 from shoal.engine.kernels import fused
 from shoal.inference.samplers import Clock
+from shoal.training import draw as drawing
 from shoal.training.draws import moves
 from shoal.training.draws.store import DrawStore
 
@@ -24,7 +25,7 @@ CASES = {
 LENGTHS = {"draws": 20, "warmup": 40, "thin": 2}
 
 
-def trained(likelihood="heteroscedastic", outputs=2, dtype=torch.float32):
+def trained(likelihood="heteroscedastic", outputs=2, dtype=torch.float32, device="cuda"):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(50, 3, generator=generator, dtype=dtype)
     y = x.sum(1) if likelihood == "heteroscedastic" else (x.sum(1) > 0).long()
@@ -32,7 +33,7 @@ def trained(likelihood="heteroscedastic", outputs=2, dtype=torch.float32):
     def build():
         return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs)).to(dtype)
 
-    ensemble = shoal.Ensemble.init(build, 4).to("cuda")
+    ensemble = shoal.Ensemble.init(build, 4).to(device)
     return shoal.fit(ensemble, (x, y), likelihood=likelihood, steps=30, lr=0.01, progress=False)
 
 
@@ -120,3 +121,22 @@ def test_the_kernel_of_noise_has_the_numbers_of_its_formula(shape):
     same = Clock(17, 0, 20, seed=5).plus_normal(x, scale, "noise")
     if device == "cuda":
         assert torch.equal(same, found)
+
+
+@pytest.mark.parametrize("name", ["mclmc", "sghmc", "preconditioned"])
+def test_steps_whose_numbers_are_on_the_device_draw_the_same(name, monkeypatch):
+    run, case = trained(device="cpu", dtype=torch.float64), CASES[name]
+    wanted = drawn(run, *case)
+
+    class Eager:
+        def __init__(self, state, device):
+            self.state = state
+
+        def __call__(self, case, call):
+            call()
+
+    monkeypatch.setattr(moves, "CapturedCases", Eager)
+    monkeypatch.setattr(drawing, "moves", moves._OnGPU)
+    found = drawn(run, *case)
+    for key_, tensor in frozen(wanted.ensemble).items():
+        torch.testing.assert_close(frozen(found.ensemble)[key_], tensor, rtol=1e-6, atol=1e-6)
