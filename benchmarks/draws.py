@@ -91,7 +91,7 @@ def mnist(device: str, points: int, steps: int, rounds: int) -> dict[str, Any]:
     few = x[:4096], y[:4096]
 
     def chain(sampler: Any, data: Any) -> Any:
-        lengths = {"draws": 2, "thin": 1}
+        lengths: dict[str, Any] = {"draws": 2, "thin": 1}
         return lambda count: shoal.draw(
             run, data, sampler=sampler, warmup=count - 2, progress=False, **lengths
         )

@@ -160,6 +160,15 @@ def test_a_jump_of_energy_is_refused_and_the_chain_turns_round():
     assert (MCLMC().diagnostics(state)["refused"] > 0).all()
 
 
+def test_the_first_direction_is_not_the_noise_of_the_first_step():
+    density = Normal(3)
+    sampler = MCLMC()
+    first = sampler.begin(density, torch.zeros_like(density.used), 0)["u"]
+    noise = Clock(0, 10, 20, seed=0).normal("direction", first)
+    cosine = torch.nn.functional.cosine_similarity(first, noise)
+    assert (cosine < 0.99).all(), cosine
+
+
 def test_uniform_numbers_are_uniform_and_fixed_by_step_and_seed():
     like = torch.zeros(4000)
     u = Clock(3, 0, 9, seed=1).uniform("accept", like)

@@ -1,6 +1,7 @@
 """Draws: chains sample the posterior, survive kills bit for bit, and load as a run."""
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 import shoal
 from shoal.core.errors import ConfigError, ShoalError, StorageError
+from shoal.core.structure import Weighted
 from shoal.data.batches.sources import ArrayBatches
 from shoal.inference.posterior import Posterior
 from shoal.inference.samplers import HMC, MCLMC, SGHMC
@@ -175,6 +177,48 @@ def test_the_density_is_that_of_autograd(pieces):
     away = value - exact.detach()
     torch.testing.assert_close(away, away.mean().expand(3), rtol=0, atol=1e-6)  # one constant
     torch.testing.assert_close(gradient, by_autograd, rtol=1e-7, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "likelihood", ["heteroscedastic", "homoscedastic", "gaussian", "student-t"]
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_at_the_outputs_are_those_of_autograd(likelihood, weighted):
+    generator = torch.Generator().manual_seed(0)
+    y = 3 + 2 * torch.randn(9, generator=generator, dtype=torch.float64)
+    made = shoal.likelihoods.registry.make(likelihood).initialised_from(y)
+    posterior = Posterior(made, shoal.priors.Gaussian(), 9)
+    shape = 3, 9, made.width(1)
+    outputs = torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+    targets = Weighted.of_pair(y, torch.rand(9, generator=generator)) if weighted else y
+    exact = posterior.log_likelihood(outputs, targets)
+    (wanted,) = torch.autograd.grad(exact.sum(), outputs)
+    value, gradient = posterior.with_gradient(outputs.detach(), targets)
+    torch.testing.assert_close(value, exact.detach())
+    torch.testing.assert_close(gradient, wanted)
+
+
+def test_a_likelihood_of_ones_own_inherits_no_formula():
+    @dataclass(frozen=True, repr=False)
+    class Wider(shoal.likelihoods.Gaussian):
+        def log_prob(self, outputs, y):
+            return 0.5 * super().log_prob(outputs, y)
+
+    y, outputs = torch.zeros(4), torch.ones(2, 4, 1)
+    _, gradient = Posterior(Wider(), shoal.priors.Gaussian(), 4).with_gradient(outputs, y)
+    torch.testing.assert_close(gradient, torch.full_like(outputs, -0.125))
+
+
+def test_chains_of_another_version_are_refused(tmp_path, monkeypatch):
+    run = trained(members=2)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_at(patch, 9, MCLMC)
+        genuine = MCLMC.begin
+        patch.setattr(MCLMC, "begin", lambda *a: genuine(*a) | {"older": torch.zeros(2)})
+        drawn(run, out=tmp_path / "run", save_every=0, **LENGTHS)
+    with pytest.raises(StorageError) as error:
+        drawn(run, out=tmp_path / "run", resume=True, **LENGTHS)
+    assert_one_sentence(error.value, "another version")
 
 
 class Headed(nn.Module):

@@ -82,5 +82,5 @@ class _OnGPU:
         work = dict(self.state)
         self.plan.sampler.step(density, work, replace(clock, now=self.now, given=pace))
         new = [name for name, tensor in work.items() if tensor is not self.state[name]]
-        torch._foreach_copy_([self.state[n] for n in new], [work[n] for n in new])
+        torch._foreach_copy_([self.state[n] for n in new], [work[n] for n in new])  # pyright: ignore[reportPrivateImportUsage]
         self.now += 1
