@@ -161,6 +161,73 @@ class TestCategorical:
         assert not takes(torch.empty(1, 2**13, 10), torch.zeros(2**13, dtype=torch.int64))
 
 
+class TestManyCategorical:
+    """Outputs of tokens and places, with and without weights of the targets."""
+
+    def problem(self, shape, channels_first=False, weighted=False):
+        generator = torch.Generator().manual_seed(len(shape))
+        outputs = 3 * torch.randn(shape, generator=generator)
+        if channels_first:
+            outputs = outputs.movedim(-1, 2).contiguous().movedim(2, -1)
+        y = torch.randint(shape[-1], shape[1:-1], generator=generator)
+        weight = torch.rand(shape[1:-1], generator=generator) if weighted else None
+        if weight is not None:
+            weight[0], y[0] = 0.0, -100
+            weight = weight.to(DEVICE)
+        return outputs.to(DEVICE), y.to(DEVICE), weight
+
+    @pytest.mark.parametrize("weighted", [False, True])
+    @pytest.mark.parametrize("factor", [1.0, 0.5, "tensor"])
+    @pytest.mark.parametrize(
+        ("shape", "first"),
+        [((2, 3, 5, 7), False), ((2, 2, 5000), False), ((2, 2, 3, 4, 5), True), ((1, 2, 1), False)],
+    )
+    def test_equals_the_cross_entropy(self, shape, first, factor, weighted):
+        outputs, y, weight = self.problem(shape, first, weighted)
+        alive = torch.ones(len(outputs), dtype=torch.bool, device=DEVICE)
+        given = torch.tensor(0.3, device=DEVICE) if factor == "tensor" else factor
+        assert fused.likelihood_kernels.takes_many(outputs, y, weight)
+        loss, found, gradient, drive, lengths = fused.likelihood_kernels.many_categorical(
+            outputs, y, weight, alive, given, apart=False
+        )
+        live = outputs.double().requires_grad_()
+        each = live.log_softmax(-1).gather(-1, y.clamp(min=0).expand(live.shape[:-1])[..., None])
+        each = each.squeeze(-1).flatten(1)
+        w = torch.ones_like(y, dtype=torch.double) if weight is None else weight.double()
+        exact = (each * w.flatten()).sum(1) / w.sum()
+        (slope,) = torch.autograd.grad(exact.sum(), live)
+        torch.testing.assert_close(loss.double(), -exact.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(gradient.double(), slope, rtol=1e-4, atol=1e-7)
+        want = float(given) * slope
+        torch.testing.assert_close(drive.double(), want, rtol=1e-4, atol=1e-7)
+        norms = want.flatten(1).norm(dim=1)
+        torch.testing.assert_close(lengths.double(), norms, rtol=1e-4, atol=1e-7)
+        assert found.all() and gradient.stride() == outputs.stride()
+        assert (drive is gradient) == (factor == 1.0)
+
+    def test_labels_of_their_own_and_a_diverged_member(self):
+        outputs, y, _ = self.problem((4, 2, 3, 5))
+        labels = torch.stack([(y + member) % 5 for member in range(4)])
+        outputs[1, 0, 2, 3] = NAN
+        alive = torch.tensor([True, True, True, False], device=DEVICE)
+        many = fused.likelihood_kernels.many_categorical
+        found = many(outputs, labels, None, alive, 1.0, apart=True)
+        assert found.alive.tolist() == [True, False, True, False]
+        assert not found.gradient[1].any() and not found.drive[3].any()
+        assert found.drive.data_ptr() != found.gradient.data_ptr()
+        alone = many(outputs[2:3], labels[2], None, alive[2:3], 1.0, apart=True)
+        for whole, part in zip(found, alone, strict=True):
+            assert torch.equal(whole[2:3], part)
+
+    def test_other_shapes_are_left_to_torch(self):
+        outputs, y, weight = self.problem((2, 3, 4, 5), weighted=True)
+        takes = fused.likelihood_kernels.takes_many
+        assert takes(outputs, y, weight)
+        assert not takes(outputs, F.one_hot(y.clamp(min=0), 5).float(), None)
+        assert not takes(outputs[:, :, ::2], y[:, ::2], None)
+        assert not takes(outputs, y, weight.expand(2, -1, -1))
+
+
 class TestBookkeeping:
     def test_measures_are_means_over_finite_members(self):
         drive = torch.tensor([3.0, NAN, 4.0, 100.0], device=DEVICE)

@@ -39,7 +39,7 @@ def launched(monkeypatch):
     names = []
     known = {
         fused.interaction_kernels: ("matrices",),
-        fused.likelihood_kernels: ("categorical",),
+        fused.likelihood_kernels: ("categorical", "many_categorical"),
         fused.step_kernels: ("measures", "add_to_history"),
         cloud.cloud_kernels: ("gram", "gram_and_matrices", "plus_product", "move"),
     }
@@ -99,6 +99,41 @@ def test_every_method_moves_as_by_the_formulas(name, legacy, launched, monkeypat
 def test_a_plain_ensemble_moves_as_by_the_formulas(launched, monkeypatch):
     same(monkeypatch, None)
     assert launched == ["categorical", "measures"]
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(7, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.words(x).tanh())
+
+
+@pytest.mark.parametrize("name", ["ensemble", "f-kde", "kde"])
+@pytest.mark.parametrize("ignore", [None, 2])
+def test_labels_of_tokens_move_members_as_by_the_formulas(name, ignore, launched, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    x, y = (
+        torch.randint(7, (4, 5), generator=generator),
+        torch.randint(3, (4, 5), generator=generator),
+    )
+    batch = x.to(DEVICE), y.to(DEVICE)
+
+    def moved():
+        ensemble = shoal.Ensemble.init(Tagger, 3, seed=1).to(DEVICE)
+        likelihood = shoal.likelihoods.Categorical(ignore_index=ignore)
+        posterior = shoal.Posterior(likelihood, shoal.priors.Gaussian(), 50)
+        return shoal.forces(ensemble, posterior, shoal.methods.get(name).repulsion, batch)
+
+    found, info = moved()
+    assert "many_categorical" in launched
+    monkeypatch.setattr(fused, "ENABLED", False)
+    want, about = moved()
+    torch.testing.assert_close(info.loss, about.loss, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(info.measures, about.measures, rtol=1e-4, atol=1e-7)
+    for weight, tensor in want.items():
+        torch.testing.assert_close(found[weight], tensor, rtol=1e-3, atol=1e-6, msg=weight)
 
 
 @pytest.mark.parametrize("kernel", [radial.Laplace(), radial.IMQ(), radial.Matern(2.5)])

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from shoal.core.structure import parted
 from shoal.core.tree import rows
 from shoal.core.types import Tree
 from shoal.data.batches.batch import Targets
@@ -36,6 +37,24 @@ def takes_outputs(posterior: Posterior, outputs: Tensor, y: Targets) -> bool:
     ):
         return False
     return likelihood.unweighted and fused.likelihood_kernels.takes(outputs, y)
+
+
+def takes_many_outputs(
+    posterior: Posterior, outputs: Tensor, y: Targets, weight: Tensor | None
+) -> bool:
+    """Whether two kernels compute loss and gradient: labels by softmax, also of tokens or places.
+
+    Args:
+        posterior: has the likelihood.
+        outputs: [M, B, *S, C].
+        y: targets.
+        weight: their weights [B, *S]; None if all count 1.
+    """
+    likelihood = posterior.likelihood
+    if type(likelihood) is not Categorical or not kernel_supports(outputs):
+        return False
+    plain = not likelihood.smoothing and likelihood.temperature is None
+    return plain and fused.likelihood_kernels.takes_many(outputs, parted(y)[0], weight)
 
 
 def reads_weights_once(repulsion: Repulsion | None, velocity: Tree, weights: Tree) -> bool:

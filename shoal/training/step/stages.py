@@ -36,7 +36,12 @@ from shoal.training.step.results import (
     OutputResult,
     WeightResult,
 )
-from shoal.training.step.stage_kernels import in_columns, reads_weights_once, takes_outputs
+from shoal.training.step.stage_kernels import (
+    in_columns,
+    reads_weights_once,
+    takes_many_outputs,
+    takes_outputs,
+)
 
 __all__ = [
     "Stages",
@@ -67,10 +72,15 @@ def output_stage(
     """
     squashed = act_on_probabilities(posterior, repulsion)
     compared = forces_act_at(outputs, squashed)
+    rows = target_weights(posterior.likelihood, y, outputs.shape[1:-1])
+    apart = repulsion is not None and repulsion.space.base == "outputs"
     if not squashed and isinstance(y, Tensor) and takes_outputs(posterior, outputs, y):
-        apart = repulsion is not None and repulsion.space.base == "outputs"
         loss, alive, gradient, drive, lengths = fused.likelihood_kernels.categorical(
             outputs, y, alive, weight, apart=apart
+        )
+    elif not squashed and takes_many_outputs(posterior, outputs, y, rows):
+        loss, alive, gradient, drive, lengths = fused.likelihood_kernels.many_categorical(
+            outputs, parted(y)[0], rows, alive, weight, apart=apart
         )
     else:
         loss, alive, gradient = likelihood_gradient(posterior, compared, y, alive, squashed)
@@ -79,7 +89,6 @@ def output_stage(
         repulsion = repulsion.in_step(space=Outputs())
     if prior is not None:
         drive, lengths = drive + prior, None
-    rows = target_weights(posterior.likelihood, y, outputs.shape[1:-1])
     if rows is not None and rows.ndim == outputs.ndim - 1:
         rows = rows.mean(0)  # members with weights of their own are compared where any counts
     here = {"outputs": drive}, {"outputs": compared}
