@@ -12,7 +12,7 @@ Everything else is left to autograd, and outside of the block nothing is differe
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -172,12 +172,39 @@ class fast_second_order(second_order):  # noqa: N801
         return not is_mapped() and (by_kernels(x) if self.fuse is None else self.fuse)
 
 
+class _Joined(NamedTuple):
+    """Tensors that were joined along an axis, and the result."""
+
+    parts: list[Tensor]
+    dim: int
+    result: Tensor
+    versions: list[int]
+
+    @classmethod
+    def of(cls, parts: list[Tensor], dim: int, result: Tensor) -> "_Joined":
+        return cls(parts, dim, result, [t._version for t in (*parts, result)])
+
+    def leads(self, parts: list[Tensor], dim: int) -> bool:
+        """Whether these tensors begin with those, and nobody has written to any of them."""
+        count = len(self.parts)
+        if dim != self.dim or len(parts) <= count:
+            return False
+        same = all(mine is other for mine, other in zip(self.parts, parts, strict=False))
+        return same and self.versions == [t._version for t in (*self.parts, self.result)]
+
+
 class fused_layers(fast_second_order):  # noqa: N801
     """A block within which layers that have kernels take one pass with what follows them.
 
     Those are the same kernels, for the sake of the first derivative: where there are none, as on a
     CPU or for images with channels first, everything is left to torch.
+
+    Tensors that were joined before and are joined again, with more behind them, are taken as the
+    whole that they are. In a dense network the gradient of every layer is then added to that of all
+    earlier layers at once, instead of one by one.
     """
+
+    _joined: _Joined | None = None
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -187,7 +214,18 @@ class fused_layers(fast_second_order):  # noqa: N801
             args = computed(args)
             if args and by_kernels(args[0]):
                 return super().__torch_function__(func, types, args, kwargs)
+        if func is torch.cat and torch.is_grad_enabled() and not is_mapped():
+            return self._cat(*computed(args), **computed(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+    def _cat(self, tensors: Sequence[Tensor], dim: int = 0, **named: Any) -> Tensor:
+        parts, known = list(tensors), self._joined
+        if known is not None and known.leads(parts, dim):
+            result = torch.cat([known.result, *parts[len(known.parts) :]], dim, **named)
+        else:
+            result = torch.cat(parts, dim, **named)
+        self._joined = None if named else _Joined.of(parts, dim, result)
+        return result
 
 
 _AXES: dict[Callable, int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}

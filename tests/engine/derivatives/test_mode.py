@@ -249,6 +249,40 @@ for network, layer in ((ResNet20, "_NormaliseBackward"), (ResNet32, "_AffineBack
 """
 
 
+class Dense(nn.Module):
+    """Every layer reads all earlier ones; the last join follows a change in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2 + 3 * i, 3) for i in range(3))
+
+    def forward(self, x, note=lambda joined: None):
+        features = [x]
+        for layer in self.layers:
+            joined = torch.cat(features, 1)
+            note(joined)
+            features.append(2 * layer(joined))
+        with torch.no_grad():
+            features[1].mul_(1)
+        return torch.cat(features, 1).square().sum()
+
+
+def test_what_was_joined_before_is_joined_as_a_whole():
+    torch.manual_seed(0)
+    network, x, seen = Dense().double(), torch.randn(4, 2, dtype=torch.float64), []
+    wanted = torch.autograd.grad(network(x), network.parameters())
+    with fused_layers():
+        outputs = network(x, seen.append)
+    found = torch.autograd.grad(outputs, network.parameters())
+    for mine, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, other)
+    first, second, third = seen
+    assert third.grad_fn.next_functions[0][0] is second.grad_fn
+    assert len(third.grad_fn.next_functions) == 2
+    last = outputs.grad_fn.next_functions[0][0].next_functions[0][0]
+    assert len(last.next_functions) == 4  # joined anew: somebody wrote to one of them
+
+
 @needs_triton
 def test_fused_layers_by_kernels_have_the_gradients_of_torch():
     run_kernels(FUSED)
