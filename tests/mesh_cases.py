@@ -254,12 +254,12 @@ CASES = {
 }  # fmt: skip
 
 
-def trained(name, mesh=None):
+def trained(name, mesh=None, **more):
     """The run of a case."""
     make, data, options = CASES[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", shoal.ShoalWarning)
-        return shoal.fit(make(), data(), **options, mesh=mesh, progress=False)
+        return shoal.fit(make(), data(), **options, **more, mesh=mesh, progress=False)
 
 
 def result(run):
