@@ -70,6 +70,7 @@ def needed(method="kde", **options) -> dict[int, int]:
     [
         ("8GiB", 8 * 2**30), ("800MB", 800_000_000), ("1.5 GiB", 3 * 2**29), ("2kib", 2048),
         (4096, 4096), (8e9, 8_000_000_000), (0.5, 0.5), (1.0, 1.0), (1, 1), (None, None),
+        ("auto", "auto"),
     ],
 )  # fmt: skip
 def test_sizes(value, taken):
@@ -301,6 +302,36 @@ def test_an_allocator_that_refuses_one_member_is_no_need_that_would_fit():
     endless = replace(fixed, member=_ENDLESS)
     with pytest.raises(ConfigError, match="needs more, of which"):
         choose_runner(MemberRunner(), context, fixed, limit, lambda *_: endless, CPU)
+
+
+@pytest.mark.parametrize(
+    ("limit", "frugal", "chunk", "light", "told"),
+    [
+        (2000, False, None, False, None),
+        (
+            1000,
+            False,
+            None,
+            True,
+            "Members run with normalised layers twice to stay within",
+        ),
+        (790, False, 5, False, "Members run in chunks of 5 to stay within"),
+        (550, False, 5, True, "in chunks of 5 and compute normalised layers twice to stay within"),
+        (2000, True, 5, True, "in chunks of 5 and compute normalised layers twice to save memory."),
+    ],
+)
+def test_cheap_layers_are_computed_twice_where_that_saves_a_pass(limit, frugal, chunk, light, told):
+    context = StepContext(posterior=Posterior(Categorical(), Flat(), 4), repulsion=None)
+    fixed = Footprint(members=10, resident=100, gradients=100)
+    streams, room = MemberRunner("loop", streams=10), MemoryLimit(limit, CPU, 0)
+
+    def measured(most, mapping):
+        return replace(fixed, member=60 if mapping.light else 110)
+
+    choice = choose_runner(streams, context, fixed, room, measured, CPU, True, frugal)
+    choice = replace(choice, frugal=frugal)
+    assert (choice.mapping.chunk, choice.mapping.light) == (chunk, light)
+    assert (choice.sentence is None) if told is None else told in choice.sentence
 
 
 MEASURED = {10: None, 5: 80, 4: 72, 3: 50, 2: 40, 1: 20}

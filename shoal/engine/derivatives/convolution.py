@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from shoal.engine.derivatives.again import again_of
 from shoal.engine.derivatives.demand import wanted
 from shoal.engine.derivatives.known_rows import Known
 from shoal.engine.derivatives.layout import all_but_channels
@@ -88,8 +89,8 @@ class _Convolution(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         x, weight, bias, ctx.geometry, _ = inputs
-        ctx.has_bias = bias is not None
-        ctx.save_for_backward(x, weight)
+        ctx.has_bias, ctx.again = bias is not None, again_of(x)
+        ctx.save_for_backward(x if ctx.again is None else None, weight)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -97,6 +98,7 @@ class _Convolution(Function):
         g, (x, weight) = gradients[0], ctx.saved_tensors
         if g is None:
             return (None,) * 5
+        x = x if ctx.again is None else ctx.again()
         at_x = _InputGradient.apply(g, weight, x, ctx.geometry) if wanted(ctx, 0) else None
         at_weight = _WeightGradient.apply(x, g, weight, ctx.geometry) if wanted(ctx, 1) else None
         at_bias = None

@@ -11,7 +11,7 @@ import torch
 
 from shoal.core.errors import ConfigError
 
-__all__ = ["refuse_another", "refuse_third", "wanted"]
+__all__ = ["refuse_another", "refuse_light", "refuse_third", "wanted"]
 
 _will_execute: Any = getattr(torch._C, "_will_engine_execute_node", None)
 
@@ -48,6 +48,11 @@ def refuse_third() -> None:
 def refuse_another() -> None:
     """Statistics of a batch have a first derivative in closed form; a graph of it there is not."""
     _refuse("statistics that another batch is normalised by have one derivative, not two")
+
+
+def refuse_light() -> None:
+    """What is computed again in the backward pass has no history."""
+    _refuse("layers that are computed again in the backward pass have one derivative, not two")
 
 
 def _refuse(sentence: str) -> None:

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from shoal.engine.derivatives import formulas
+from shoal.engine.derivatives.again import DEEPEST, Again, remember
 from shoal.engine.derivatives.backend import arithmetic
-from shoal.engine.derivatives.demand import refuse_another, refuse_third, wanted
+from shoal.engine.derivatives.demand import refuse_another, refuse_light, refuse_third, wanted
 from shoal.engine.derivatives.formulas import BackwardPass, Layer
 from shoal.engine.derivatives.known_rows import Known
 from shoal.engine.derivatives.layout import all_but_channels, per_channel, wide
@@ -37,6 +38,7 @@ def normalise(
     note: Callable[[tuple[Tensor, Tensor]], None] | None = None,
     still: bool = False,
     known: Known | None = None,
+    light: bool = False,
 ) -> Tensor:
     """γ h + β, plus a residual and rectified if wanted.
 
@@ -51,11 +53,19 @@ def normalise(
         still: the moments are those of another batch. The points act on each other's gradients as
             if the moments were their own, and h is a constant in the second derivative.
         known: the value, if it need not be computed.
+        light: the output may be computed again in the backward pass, which has no second
+            derivative then.
     """
-    mean, rstd = moments
+    (mean, rstd), again = moments, None
+    if light and torch.is_grad_enabled():
+        numbers = (None if t is None else t.detach() for t in (weight, bias))
+        again = Again(Layer(x.detach(), *numbers, None, mean, rstd, rectified), residual)
+        again = again if again.depth <= DEEPEST else None
     applied: Any = _Normalise.apply(
-        x, weight, bias, residual, mean, rstd, rectified, still, known
+        x, weight, bias, residual, mean, rstd, rectified, still, known, again
     )  # fmt: skip
+    if again is not None:
+        remember(applied[0], again)
     if note is not None:
         note(applied[2:])
     return applied[0]
@@ -77,6 +87,7 @@ class _Normalise(Function):
         rectified: bool,
         still: bool,
         known: Known | None,
+        again: Again | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         layer = Layer(x, weight, bias, None, mean, rstd, rectified)
         if known is not None:
@@ -87,10 +98,11 @@ class _Normalise(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-        x, weight, bias, residual, mean, rstd, ctx.rectified, ctx.still, _ = inputs
+        x, weight, bias, residual, mean, rstd, ctx.rectified, ctx.still, _, ctx.again = inputs
         ctx.residual = residual is not None
         # Without a residual the signs of the rectifier follow from x, which is kept anyway.
-        out = output[0] if ctx.rectified and ctx.residual else None
+        ctx.signs = ctx.rectified and ctx.residual
+        out = output[0] if ctx.signs and ctx.again is None else None
         ctx.save_for_backward(x, weight, bias, out, mean, rstd, output[1])
         ctx.set_materialize_grads(False)
 
@@ -98,9 +110,13 @@ class _Normalise(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         gradient, more, *moments = gradients
         *layer, port = ctx.saved_tensors
+        if ctx.again is not None:
+            refuse_light()
+            layer[3] = ctx.again() if ctx.signs else None
+            ctx.again.forget()
         elsewhere = any(each is not None for each in moments)
         if gradient is None and not elsewhere:
-            return more, *[None] * 8
+            return more, *[None] * 9
         if elsewhere:
             at_inputs = _with_moments(layer, ctx.rectified, gradient, more, moments)
         else:
@@ -113,7 +129,7 @@ class _Normalise(Function):
         at_residual = at_inputs[-1] if ctx.rectified else gradient
         at_residual = at_residual if ctx.residual else None
         at_moments = _at_moments(ctx, layer, at_inputs[0]) if ctx.still else (None, None)
-        return at_inputs[0], at_weight, at_bias, at_residual, *at_moments, *[None] * 3
+        return at_inputs[0], at_weight, at_bias, at_residual, *at_moments, *[None] * 4
 
 
 def _at_moments(ctx: Any, layer: list[Tensor], at_x: Tensor) -> tuple[Tensor | None, ...]:

@@ -100,11 +100,13 @@ class fast_second_order(second_order):  # noqa: N801
 
     Args:
         fuse: join what follows a normalised layer to it; None to do so where it pays.
+        light: outputs of normalised layers are computed again in the backward pass, which then has
+            no second derivative.
     """
 
-    def __init__(self, fuse: bool | None = None) -> None:
+    def __init__(self, fuse: bool | None = None, light: bool = False) -> None:
         super().__init__()
-        self.fuse = fuse
+        self.fuse, self.light = fuse, light
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -131,7 +133,9 @@ class fast_second_order(second_order):  # noqa: N801
             return F.batch_norm(*called)
         with torch.no_grad():
             moments = arithmetic(input, "batchnorm").moments(input, eps, running, momentum)
-        layer = functools.partial(normalise, input, weight, bias, moments, note=note)
+        layer = functools.partial(
+            normalise, input, weight, bias, moments, note=note, light=self.light
+        )
         return self._waiting(input, layer) if fuse else layer()
 
     def _convolution(

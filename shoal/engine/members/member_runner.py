@@ -92,6 +92,8 @@ class MemberRunner:
             run fused.
         compiled: whether the networks go through `torch.compile`.
         recompute: whether blocks of loop members keep no activations for the backward pass.
+        light: whether fused layers compute the outputs of batch normalisation again in the backward
+            pass; there is no second derivative then.
     """
 
     kind: str = "vmap"
@@ -99,6 +101,7 @@ class MemberRunner:
     streams: int = 1
     compiled: bool = False
     recompute: bool = False
+    light: bool = False
 
     def __call__(
         self,
@@ -210,9 +213,14 @@ class MemberRunner:
                         once.next_member()
         return outputs
 
+    @property
+    def can_be_light(self) -> bool:
+        """Whether layers run fused, of which some can be light."""
+        return self.kind == "loop" and self.streams > 1 and not self.compiled and not self.light
+
     def _layers(self, device: torch.device) -> AbstractContextManager:
         fused = not self.compiled and device.type == "cuda" and self.streams > 1
-        return fused_layers() if fused else nullcontext()
+        return fused_layers(light=self.light) if fused else nullcontext()
 
 
 def parse_runner(engine: str) -> MemberRunner:

@@ -53,6 +53,11 @@ class Footprint:
         step = max(self.update, step + min(step, self.unused))
         return self.resident + self.gradients + step
 
+    @property
+    def floor(self) -> int:
+        """What any step takes: the activations of one member, and all that is of all members."""
+        return self.resident + self.gradients + self.common + self.member
+
     def captured(self, held: int, chunk: int) -> int:
         """Bytes that a captured step holds where an eager step holds `held`.
 

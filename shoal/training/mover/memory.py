@@ -39,6 +39,9 @@ __all__ = [
 SHARE_OF_FREE = 0.8
 """Share of a GPU's free memory for the tensors of a run; its allocator holds more than tensors."""
 
+FRUGAL = 1.8
+"""Most that `memory="auto"` takes, of what one member at a time would take."""
+
 _ENDLESS = 2**62
 """Bytes of a step that did not fit."""
 
@@ -63,6 +66,7 @@ class MemoryChoice:
         reduced: fewer members run at a time than would without the limit.
         tried: bytes that the allocator of a GPU holds, after a trial step; None without a trial.
         resident: members on the device at a time; None for all.
+        frugal: nothing but the wish to save memory limits the step.
     """
 
     mapping: MemberRunner
@@ -71,6 +75,7 @@ class MemoryChoice:
     reduced: bool = False
     tried: int | None = None
     resident: int | None = None
+    frugal: bool = False
 
     @property
     def sentence(self) -> str | None:
@@ -78,15 +83,19 @@ class MemoryChoice:
         chunk = self.mapping.chunk
         if self.reduced and self.resident is not None:
             return f"Only {self.resident} members are on the device at a time{self._within}."
-        if not self.reduced or chunk is None:
+        if not self.reduced or (chunk is None and not self.mapping.light):
             return None
-        how = "one at a time" if chunk == 1 else f"in chunks of {chunk}"
+        how = ["one at a time" if chunk == 1 else f"in chunks of {chunk}"] if chunk else []
         if self.mapping.recompute:
-            how += " and compute their activations twice"
-        return f"Members run {how}{self._within}."
+            how.append("and compute their activations twice")
+        elif self.mapping.light:
+            how.append(f"{'and compute' * bool(how) or 'with'} normalised layers twice")
+        return f"Members run {' '.join(how)}{self._within}."
 
     @property
     def _within(self) -> str:
+        if self.frugal:
+            return " to save memory"
         within = "the free memory of the device" if self.limit is None else size(self.limit)
         return f" to stay within {within}"
 
@@ -94,7 +103,7 @@ class MemoryChoice:
         """The choice, for the provenance of a run."""
         mapping = self.mapping
         entries: dict[str, Any] = {"limit": self.limit, "chunk": mapping.chunk}
-        entries["recompute"] = mapping.recompute
+        entries |= {"recompute": mapping.recompute, "light": mapping.light}
         if self.resident is not None:
             return entries | {"resident": self.resident}
         if self.footprint is not None:
@@ -112,11 +121,14 @@ def choose_runner(
     limit: MemoryLimit | None,
     measured: Measured,
     device: torch.device,
+    light: bool = False,
+    frugal: bool = False,
 ) -> MemoryChoice:
     """The fastest runner that fits; raises `ConfigError` if a limit cannot be met.
 
     The candidates, in the order of their time: all members, chunks, and one member at a time whose
-    blocks keep no activations.
+    blocks keep no activations. Where cheap layers can be computed twice (`MemberRunner.light`),
+    they are, if members then run in fewer chunks.
 
     Args:
         mapping: the member runner, whose chunks become no larger.
@@ -125,6 +137,8 @@ def choose_runner(
         limit: the limit; None for a share of the free memory of a GPU.
         measured: the footprint of a step.
         device: device of the members.
+        light: cheap layers can be computed twice.
+        frugal: take at most `FRUGAL` times the floor, if they can.
     """
     free = free_memory(device)
     if limit is None and free is None:
@@ -133,6 +147,8 @@ def choose_runner(
     wanted = None if limit is None else limit.bytes
     most = min(mapping.chunk or fixed.members, fixed.members)
     footprint = measured(1, mapping)
+    if frugal and light and footprint is not None:
+        room = min(room, FRUGAL * footprint.floor)
     if footprint is not None and footprint.peak(most) > room:
         footprint = measured(2, mapping)
     chunk = None if footprint is None else footprint.largest_chunk(room, most)
@@ -140,10 +156,20 @@ def choose_runner(
         # A step that fails reports its reason later.
         return MemoryChoice(mapping, wanted, footprint)
     together = context.needs_all_at_once
+    if light and footprint is not None:
+        lighter = replace(mapping, light=True)
+        less = measured(2, lighter)
+        more = None if less is None else less.largest_chunk(room, most)
+        if more is not None and (more == most or not together):
+            if _passes(more, most) < _passes(None if together else chunk, most):
+                mapping, footprint, chunk = lighter, less, more
     if footprint is not None and chunk is not None and not together:
         if not context.compares_passes:  # chunks of equal size take the same time and less memory
             chunk = math.ceil(footprint.members / math.ceil(footprint.members / chunk))
+        chunk = mapping.chunk if chunk == most else chunk
         return MemoryChoice(replace(mapping, chunk=chunk), wanted, footprint, reduced=True)
+    if together and chunk == most:
+        return MemoryChoice(mapping, wanted, footprint, reduced=True)
     light = MemberRunner("loop", chunk=1, recompute=True)
     again = None if together or context.base == "gradients" else measured(1, light)
     if again is not None and again.peak(1) <= room:
@@ -153,6 +179,11 @@ def choose_runner(
         raise ConfigError(_too_small(limit, measures[0], most if together else 1))
     chunk = mapping.chunk if together else 1
     return MemoryChoice(replace(mapping, chunk=chunk), wanted, footprint, reduced=not together)
+
+
+def _passes(chunk: int | None, members: int) -> float:
+    """Passes of so many members at a time."""
+    return math.inf if chunk is None else math.ceil(members / chunk)
 
 
 def tried_out(

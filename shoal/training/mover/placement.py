@@ -77,7 +77,7 @@ def _overflows(
 
 def _room(device: torch.device, memory: Any) -> float | None:
     """Bytes that a run may take; None for any number."""
-    if memory is not None:
+    if memory not in (None, "auto"):
         return MemoryLimit(memory, device, 0).bytes
     free = free_memory(device)
     return None if free is None else SHARE_OF_FREE * free

@@ -67,8 +67,8 @@ class StepMemory:
             self.mapping = replace(self.mapping, streams=1, compiled=False)
         kept = ensemble.state if ensemble.offload is None else ensemble.shared
         wanted: Any = settings.options.memory
-        self.limit = None
-        if wanted is not None:
+        self.limit, self.frugal = None, wanted == "auto"
+        if wanted is not None and not self.frugal:
             self.limit = MemoryLimit(wanted, ensemble.device, bytes_of(kept.values()))
         self._captures = True
 
@@ -146,7 +146,12 @@ class StepMemory:
         mapping, offload, moving = self.mapping, self.ensemble.offload, self.moving
         if offload is None:
             device = self.ensemble.device
-            return choose_runner(mapping, context, fixed, self.limit, measured, device)
+            light = context.base != "gradients" and moving.derivatives is None
+            choice = choose_runner(
+                mapping, context, fixed, self.limit, measured, device,
+                light and mapping.can_be_light, self.frugal,
+            )  # fmt: skip
+            return replace(choice, frugal=self.frugal)
         if self.settings.options.resident is not None:
             return MemoryChoice(mapping, resident=offload.resident)
         optimizer, lr = self.settings.optimizer, self.settings.options.lr

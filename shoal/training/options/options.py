@@ -101,12 +101,14 @@ _UNITS = {
 _SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([kmgt]i?b)", re.IGNORECASE)
 
 
-def memory_size(name: str, value: Any) -> int | float:
-    """Bytes, from a size such as "8GiB" or a whole number; or a share of the device up to 1.0.
+def memory_size(name: str, value: Any) -> int | float | str:
+    """Bytes, from a size such as "8GiB" or a whole number; a share of the device up to 1.0; "auto".
 
     >>> memory_size("memory", "8GiB"), memory_size("memory", "800 MB"), memory_size("memory", 0.5)
     (8589934592, 800000000, 0.5)
     """
+    if isinstance(value, str) and value.strip() == "auto":
+        return "auto"
     typed = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if typed is not None:
         amount = float(typed[1]) * _UNITS[typed[2].lower()]
@@ -121,8 +123,8 @@ def memory_size(name: str, value: Any) -> int | float:
             if amount > 1 and amount.is_integer():
                 return int(amount)
     raise ConfigError(
-        f'{name} must be a size such as "8GiB" or "800MB", a number of bytes or a share of the '
-        f"device such as 0.5, not {describe_value(value)}"
+        f'{name} must be a size such as "8GiB" or "800MB", a number of bytes, a share of the '
+        f'device such as 0.5, or "auto", not {describe_value(value)}'
     )
 
 
@@ -297,7 +299,8 @@ class Options:
     memory: str | int | float | None = option(
         None,
         'most that the run takes on its device: "8GiB", "800MB", a number of bytes, or a share of '
-        "the device such as 0.5. Fewer members then run at a time, if need be.",
+        "the device such as 0.5. Fewer members then run at a time, if need be. "
+        '"auto" saves memory that costs little time.',
         memory_size,
         kept=False,
     )

@@ -13,6 +13,7 @@ from triton_ready import needs_triton
 
 from shoal.core.errors import ConfigError
 from shoal.engine.derivatives import fast_second_order, fused_layers
+from shoal.engine.saved_bytes import SavedBytes
 from shoal.models import PreActResNet18, ResNet18, ResNet20, ResNet32, SmallCNN
 
 
@@ -286,6 +287,37 @@ def test_what_was_joined_before_is_joined_as_a_whole():
 @needs_triton
 def test_fused_layers_by_kernels_have_the_gradients_of_torch():
     run_kernels(FUSED)
+
+
+@needs_triton
+def test_light_layers_by_kernels_have_the_gradients_of_torch():
+    run_kernels(FUSED.replace("fused_layers()", "fused_layers(light=True)"))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_light_layers_keep_less_and_have_the_same_gradients(name):
+    module, x = made(name, torch.float64)
+    found, kept = [], []
+    for light in (False, True):
+        here, other = copy.deepcopy(module), x.clone().requires_grad_()
+        with SavedBytes([x, other, *here.parameters()]) as saved:
+            with fast_second_order(fuse=True, light=light):
+                outputs = here(other)
+            kept.append(saved.now)
+        outputs.log_softmax(1)[:, 0].sum().backward()
+        found.append([other.grad, *(p.grad for p in here.parameters()), *here.buffers()])
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours is None and theirs is None) or torch.equal(ours, theirs)
+    most = {"resnet20": 0.68, "resnet18": 0.69, "pre-activated": 0.76, "in place": 0.85}
+    assert kept[1] <= most.get(name, 1.0) * kept[0]
+
+
+def test_light_layers_have_no_second_derivative():
+    module, x = made("resnet20", torch.float32)
+    with fast_second_order(fuse=True, light=True):
+        outputs = module(x.requires_grad_())
+    with pytest.raises(ConfigError, match="one derivative"):
+        torch.autograd.grad(outputs.sum(), x, create_graph=True)
 
 
 PREDICTED = """
