@@ -58,8 +58,8 @@ def normalise(
     """
     (mean, rstd), again = moments, None
     if light and torch.is_grad_enabled():
-        numbers = (None if t is None else t.detach() for t in (weight, bias))
-        again = Again(Layer(x.detach(), *numbers, None, mean, rstd, rectified), residual)
+        scale, shift = (None if t is None else t.detach() for t in (weight, bias))
+        again = Again(Layer(x.detach(), scale, shift, None, mean, rstd, rectified), residual)
         again = again if again.depth <= DEEPEST else None
     applied: Any = _Normalise.apply(
         x, weight, bias, residual, mean, rstd, rectified, still, known, again

@@ -170,10 +170,10 @@ def choose_runner(
         return MemoryChoice(replace(mapping, chunk=chunk), wanted, footprint, reduced=True)
     if together and chunk == most:
         return MemoryChoice(mapping, wanted, footprint, reduced=True)
-    light = MemberRunner("loop", chunk=1, recompute=True)
-    again = None if together or context.base == "gradients" else measured(1, light)
+    least = MemberRunner("loop", chunk=1, recompute=True)
+    again = None if together or context.base == "gradients" else measured(1, least)
     if again is not None and again.peak(1) <= room:
-        return MemoryChoice(light, wanted, again, reduced=True)
+        return MemoryChoice(least, wanted, again, reduced=True)
     if limit is not None:
         measures = [f for f in (again, footprint, fixed) if f is not None and f.member < _ENDLESS]
         raise ConfigError(_too_small(limit, measures[0], most if together else 1))
