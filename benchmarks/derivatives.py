@@ -93,6 +93,8 @@ def main() -> None:
     made.add_argument("--rounds", type=int, default=20)
     found = options(made)
     hidden, blocks = (16, 2) if found.quick else (128, 6)
+    # Gaussians of distances are denormal numbers here and there, which processors multiply slowly.
+    torch.set_flush_denormal(True)
     device, rounds = found.device, 3 if found.quick else found.rounds
     batch, (energy, target) = frames(found.frames, 20, device)
     members = shoal.Ensemble.init(lambda: Network(hidden, blocks), found.members).to(device)
