@@ -99,7 +99,9 @@ class Ensemble:
     def __init__(self, groups: Sequence[Group], builds: Sequence[Build | None] = ()) -> None:
         self.groups = list(groups)
         self.builds = list(builds) or [None] * len(self.groups)
-        self.alive = torch.ones(sum(group.members for group in groups), dtype=torch.bool)
+        where = next(iter(self.groups[0].weights.values())).device if self.groups else None
+        members = sum(group.members for group in groups)
+        self.alive = torch.ones(members, dtype=torch.bool, device=where)
         self.first = 0
         self.seed: int | None = None
         if len(self.groups) > 1:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
+from triton_ready import needs_gpu
 
 import shoal
 from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
@@ -456,3 +457,11 @@ def test_spaced_members_are_copies_of_evenly_spaced_ones():
     with torch.no_grad():
         next(iter(few.weights.values())).zero_()
     assert bool(ensemble(x)[0].any())
+
+
+@needs_gpu
+def test_members_of_networks_on_a_gpu_live_there():
+    ensemble = shoal.Ensemble.init(lambda: nn.Linear(3, 2).to("cuda"), 2)
+    assert ensemble.device.type == "cuda"
+    run = shoal.fit(ensemble, (torch.randn(20, 3), torch.randn(20, 2)), steps=2, progress=False)
+    assert run.ensemble.weights["weight"].isfinite().all()

@@ -28,7 +28,8 @@ LENGTHS = {"draws": 20, "warmup": 40, "thin": 2}
 def trained(likelihood="heteroscedastic", outputs=2, dtype=torch.float32, device="cuda"):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(50, 3, generator=generator, dtype=dtype)
-    y = x.sum(1) if likelihood == "heteroscedastic" else (x.sum(1) > 0).long()
+    total = x.sum(1)
+    y = total if likelihood == "heteroscedastic" else (total > -0.5).long() + (total > 0.5).long()
 
     def build():
         return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs)).to(dtype)
@@ -62,7 +63,9 @@ def test_captured_steps_draw_the_same_bit_for_bit(name, kind, monkeypatch):
     assert_equal_trees(frozen(captured.ensemble), frozen(again.ensemble))
     flat = next(iter(captured.ensemble.weights.values())).detach()
     assert flat.device.type == "cuda" and flat.isfinite().all()
-    assert len(flat.flatten(1).unique(dim=0)) > 40
+    # Every chain moves; hmc refuses some trajectories after so short a warm-up.
+    for chain in flat.flatten(1).unflatten(0, (-1, 4)).unbind(1):
+        assert len(chain.unique(dim=0)) > 5
 
 
 class Killed(Exception):

@@ -197,11 +197,12 @@ def test_one_kernel_pushes_and_moves_as_the_optimiser(members, optimizer, launch
     history, tensors = trained(torch.float32)
     assert "move" in launched and launched.count("move") + launched.count("plus_product") == 4
     monkeypatch.setattr(fused, "ENABLED", False)
-    exact, others = trained(torch.float64)
-    for found, want in zip(tensors, others, strict=True):
-        scale = float(want.detach().abs().max())
-        torch.testing.assert_close(found.double(), want.double(), rtol=0, atol=3e-6 * scale)
-    torch.testing.assert_close(history["sums"], exact["sums"], rtol=1e-4, atol=1e-6)
+    usual, exact = trained(torch.float32)[1], trained(torch.float64)
+    for found, torchs, want in zip(tensors, usual, exact[1], strict=True):
+        rounding = float((torchs - want).abs().max())  # of torch's own optimiser
+        bound = max(3e-6 * float(want.detach().abs().max()), 2 * rounding)
+        torch.testing.assert_close(found.double(), want.double(), rtol=0, atol=bound)
+    torch.testing.assert_close(history["sums"], exact[0]["sums"], rtol=1e-4, atol=1e-6)
 
 
 def test_a_member_that_diverges_in_the_passes_repels_nobody(launched, monkeypatch):
