@@ -24,13 +24,14 @@ import shoal
 MIB = 2**20
 CASES = (
     ("resnet18", "ensemble", "auto", None),
+    ("resnet18", "ensemble", "auto", "auto"),
+    ("resnet18", "ensemble", "chunk:1", None),
     ("resnet18", "ensemble", "auto", "8GiB"),
     ("resnet18", "ensemble", "auto", "5GiB"),
     ("resnet18", "ensemble", "auto", "0.7x"),
     ("resnet18", "ensemble", "auto", "0.5x"),
     ("resnet18", "ensemble", "auto", "0.38x"),
     ("resnet18", "ensemble", "chunk:5", None),
-    ("resnet18", "ensemble", "chunk:1", None),
     ("resnet18", "f-kde", "auto", None),
     ("resnet18", "f-kde", "auto", "0.6x"),
     ("vit", "ensemble", "auto", None),
@@ -82,6 +83,7 @@ def measured(
         "predicted_mib": None if not told.get("predicted") else told["predicted"] / MIB,
         "limit_mib": None if not told.get("limit") else told["limit"] / MIB,
         "chunk": told.get("chunk"),
+        "light": told.get("light"),
         "loss": run.history[-1]["loss"],
         "seconds": time.monotonic() - began,
         "warnings": [str(each.message)[:160] for each in caught],
