@@ -47,6 +47,7 @@ SLOW_FILES = {
     "test_look",
     "test_members_that_die",
     "test_mesh",
+    "test_nuts",
     "test_own_batches",
     "test_partial_fit",
     "test_report",

@@ -28,7 +28,7 @@ from shoal.inference.priors import Flat
 from shoal.inference.samplers import Plan, Sampler, known_sampler
 from shoal.interaction.methods import Method, get
 from shoal.interaction.repulsion import Repulsion
-from shoal.training.draws.moves import moves
+from shoal.training.draws.moves import drawn
 from shoal.training.forces import forces
 from shoal.training.options.annealing import multiplies_push
 from shoal.training.options.noise import add_noise, check_noise
@@ -104,8 +104,8 @@ def sample(
                 of="push" that of the repulsive force.
         noise: factor of the variance of Langevin noise, as in `fit`; needs the optimizer sgd.
         seed: fixes the noise.
-        sampler: "mclmc", "hmc", "sghmc" or "sgld", a table with settings or an object, as in
-            `shoal.draw`. It replaces the seven arguments before `seed`.
+        sampler: "mclmc", "hmc", "nuts", "sghmc" or "sgld", a table with settings or an object, as
+            in `shoal.draw`. It replaces the seven arguments before `seed`.
         draws: number of draws of each chain; with a sampler 1000 by default.
         warmup: number of steps before the first draw, as in `shoal.draw`.
         thin: steps from draw to draw, as in `shoal.draw`; 1 by default for sghmc and sgld.
@@ -131,7 +131,8 @@ def sample(
             )
         chosen = known_sampler("sampler", sampler)
         density = _Density(log_density, start)
-        return _drawn(density, start, Plan.of(chosen, density, draws or 1000, warmup, thin, seed))
+        plan = Plan.of(chosen, density, draws or 1000, warmup, thin, seed)
+        return drawn(density, start, plan)[0]
     if (draws, warmup, thin) != (None, None, None):
         raise ConfigError("draws, warmup and thin need a sampler; type sampler='mclmc'")
     method = get(method) if isinstance(method, str) else method
@@ -164,18 +165,6 @@ def sample(
             add_noise(ensemble, stepper, heat, seed, step, info.alive)
         stepper.step()
     return ensemble.weights["x"].detach().clone()
-
-
-def _drawn(density: "_Density", start: Tensor, plan: Plan) -> Tensor:
-    """The draws [K, M, D] of chains that begin at the particles."""
-    state = plan.sampler.begin(density, start.detach().clone(), plan.seed)
-    chains, kept, move = [], 0, moves(density, plan, state)
-    for step in range(plan.steps):
-        move(step)
-        kept, drawn = plan.kept(step, kept)
-        if drawn:
-            chains.append(state["x"].clone())
-    return torch.stack(chains[: plan.draws])
 
 
 class _Density:

@@ -106,8 +106,6 @@ def test_a_density_with_choices_in_it():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sampler": "nuts"}, "sampler='hmc'"),
-        ({"sampler": {"name": "nuts"}}, "sampler='hmc'"),
         ({"sampler": "hmc", "lr": 0.2}, "leave out"),
         ({"draws": 5}, "sampler='mclmc'"),
         ({"sampler": {"name": "hmc", "leaps": 0}}, "leaps"),

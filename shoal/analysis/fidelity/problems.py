@@ -8,6 +8,7 @@ without a digit.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ class Problem:
         """Whether the problem is a classification."""
         return self.likelihood.about.has_classes
 
-    @property
+    @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the parameter tensors, in the order of the flat vector."""
         with torch.device("meta"):

@@ -15,8 +15,8 @@ Tuning, in the warm-up alone and for every chain by itself (Hoffman & Gelman 201
 dual averaging finds the ε with the wanted mean acceptance. Three windows of growing length measure
 the standard deviation of every coordinate, which is its unit.
 
-NUTS chooses n by doubling. Its trees differ from chain to chain, which a batch of chains cannot
-follow without waiting for the longest one. So n is a setting here.
+NUTS chooses n by doubling (`samplers.nuts`). Its trees differ from chain to chain, and a batch of
+chains waits for the longest one. So n is a setting here.
 """
 
 from collections.abc import Hashable

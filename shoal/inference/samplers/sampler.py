@@ -1,6 +1,6 @@
 """What a sampler is: chains, a density, and a clock."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -149,10 +149,6 @@ def moved_where(accepted: Tensor, moved: Tree, before: Tree) -> Tree:
 
 def known_sampler(name: str, value: Any) -> Sampler:
     """The check of an argument that is a sampler: its name, a table or an object."""
-    if "nuts" in (value, value.get("name") if isinstance(value, Mapping) else None):
-        raise ConfigError(
-            f"NUTS needs a density in JAX, so shoal.fidelity alone has it; type {name}='hmc'"
-        )
     made = registry.make(value)
     if hasattr(made, "begin") and hasattr(made, "step"):
         return made

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shoal.core.types import Tree
 from shoal.data.batches.sources import ArrayBatches
@@ -12,7 +13,7 @@ from shoal.engine.resources.graph import CapturedCases, OrdersAhead
 from shoal.inference.samplers import Clock, Density, Plan
 from shoal.training.draws.density import PosteriorDensity
 
-__all__ = ["moves"]
+__all__ = ["drawn", "moves"]
 
 
 def moves(density: Density, plan: Plan, state: Tree) -> Callable[[int], None]:
@@ -20,6 +21,18 @@ def moves(density: Density, plan: Plan, state: Tree) -> Callable[[int], None]:
     if state["x"].device.type == "cuda":
         return _OnGPU(density, plan, state)
     return lambda step: plan.sampler.step(density, state, plan.clock(step))
+
+
+def drawn(density: Density, start: Tensor, plan: Plan) -> tuple[Tensor, Tree]:
+    """Draws [K, M, D] of chains that begin at particles [M, D], and the last state."""
+    state = plan.sampler.begin(density, start.detach().clone(), plan.seed)
+    chains, kept, move = [], 0, moves(density, plan, state)
+    for step in range(plan.steps):
+        move(step)
+        kept, is_draw = plan.kept(step, kept)
+        if is_draw:
+            chains.append(state["x"].clone())
+    return torch.stack(chains[: plan.draws]), state
 
 
 class _OnGPU:
