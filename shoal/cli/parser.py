@@ -634,9 +634,9 @@ def _draw(parser: argparse.ArgumentParser) -> None:
         "changes",
         metavar="key=value",
         nargs="*",
-        help="settings: sampler.NAME (such as sampler.lr=0.01), prior, batch_size, seed, "
-        "precision (float32, bfloat16 or float64), save_every (seconds), and cache=true to compute "
-        "what a frozen trunk gives once",
+        help="settings: sampler.NAME (such as sampler.lr=0.01), prior, temperature, batch_size, "
+        "seed, precision (float32, bfloat16 or float64), save_every (seconds), and cache=true to "
+        "compute what a frozen trunk gives once",
     )
     add(
         "--sampler",

@@ -97,7 +97,7 @@ def _draw(record: RunRecord) -> str:
     """The sampling, by command or by Python call; both begin at a trained run."""
     table = record.config[DRAWS]
     lengths = {name: table[name] for name in ("draws", "warmup", "thin")}
-    known = ("seed", "precision", "batch_size", "of")
+    known = ("seed", "precision", "batch_size", "temperature", "of")
     others = {name: table[name] for name in known if name in table}
     if record.folder is None or has_own_network(record.config) or has_own_data(record.config):
         settings = {"sampler": _short(table["sampler"])} | lengths | others

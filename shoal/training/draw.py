@@ -15,6 +15,7 @@ from shoal.core.arguments import (
     checked,
     one_of,
     one_or_more,
+    positive,
     seconds,
     text,
     whole,
@@ -68,6 +69,7 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": t
     thin=whole,
     batch_size=whole,
     of=one_or_more(text),
+    temperature=positive,
     seed=whole_64_bits,
     precision=one_of(*PRECISIONS),
     save_every=seconds,
@@ -82,6 +84,7 @@ def draw(
     thin: int | None = None,
     batch_size: int | None = None,
     prior: WeightPrior | str | Mapping[str, Any] | None = None,
+    temperature: float | None = None,
     of: str | Iterable[str] | None = None,
     cache: bool = False,
     seed: int = 0,
@@ -107,14 +110,16 @@ def draw(
     Args:
         run: a trained run, or its folder.
         data: the training data; by default those of the run, with what it held out.
-        sampler: "mclmc" or "hmc" with gradients of all data, "sghmc" or "sgld" with mini-batches; a
-            table with settings, such as {"name": "sghmc", "schedule": "cyclical"}; or an object.
+        sampler: "mclmc", "hmc" or "nuts" with gradients of all data, "sghmc" or "sgld" with
+            mini-batches; a table with settings, such as {"name": "sghmc", "schedule": "cyclical"};
+            or an object.
         draws: number of draws K that each chain keeps.
         warmup: number of steps before the first draw. None is 2500 for "mclmc", 500 trajectories
-            for "hmc", and for mini-batches half as many as come after it.
+            for "hmc" and "nuts", and for mini-batches half as many as come after it.
         thin: steps from draw to draw. None is 1, and for mini-batches a quarter of an epoch.
         batch_size: data points of a mini-batch; None for the run's batch size.
         prior: the prior, if it is another than that of the run.
+        temperature: T, if it is another than that of the run; below 1 draws stay closer to maxima.
         of: names of the weights or layers that chains move, or patterns such as "head.*"; the other
             weights stay those of their member. None is all.
         cache: compute features that all members have in common once, as in `shoal.fit`; for heads
@@ -139,12 +144,13 @@ def draw(
         patterns = of if of is None else [of] if isinstance(of, str) else [*of]
         chains = _chains(run, device, patterns)
         batches = _batches(run, data, chains, batch_size, sampler.whole)
-        density, target = _density(run, chains, batches, prior, sampler.whole)
+        density, target = _density(run, chains, batches, prior, temperature, sampler.whole)
         if cache:
             density.cache(batches.batch_size if isinstance(batches, ArrayBatches) else PIECE)
         plan = Plan.of(sampler, density, draws, warmup, thin, seed, epoch=batches.steps_per_epoch)
         config = _config(run, chains, plan, precision, prior)
-        asked = {"batch_size": batch_size, "of": patterns}
+        config |= {} if temperature is None else {"temperature": temperature}
+        asked = {"batch_size": batch_size, "of": patterns, "temperature": temperature}
         config[DRAWS] |= {name: value for name, value in asked.items() if value is not None}
         session = _Drawing(run, density, plan, config, target, precision, out)
         return session.run(resume, save_every, progress)
@@ -216,6 +222,7 @@ def _density(
     chains: Ensemble,
     batches: ArrayBatches | LoaderBatches,
     prior: Any,
+    temperature: float | None,
     whole_data: bool,
 ) -> tuple[PosteriorDensity, Likelihood]:
     """The posterior of the chains, and the likelihood of the run of draws."""
@@ -228,11 +235,10 @@ def _density(
     sites = check_targets(chains, likelihood, batches, to_train=False)
     y = batches.y if isinstance(batches, ArrayBatches) else batches.first()[1]
     n = total_weight(likelihood, y, sites) * batches.n / len(y)
-    temperature = float(run.config.get("temperature", 1.0))
+    if temperature is None:
+        temperature = float(run.config.get("temperature", 1.0))
     if temperature == 0:
-        raise ConfigError(
-            "at temperature=0 the posterior is one point; train with a positive temperature"
-        )
+        raise ConfigError("at temperature=0 the posterior is one point; type temperature=1")
     posterior = Posterior(likelihood, _prior(run, prior), n, temperature)
     return PosteriorDensity(chains, posterior, batches, whole_data, sites), trained
 

@@ -81,6 +81,7 @@ DRAWN = {"chains": 5, "draws": 20, "warmup": 40, "thin": 2, "seed": 1, "precisio
 @pytest.mark.parametrize("own", [False, True])
 def test_a_run_of_draws_is_drawn_again_and_not_fitted(own, tmp_path):
     table = {**DRAWN, "sampler": {"name": "sghmc", "lr": 0.02}, "of": ["head.*"]}
+    table["temperature"] = 0.3
     (told,) = commands([entry(tmp_path / "one", members=100, draws=table, **(OWN if own else {}))])
     if own:
         keywords = ast.parse(told).body[0].value.keywords
@@ -94,7 +95,8 @@ def test_a_run_of_draws_is_drawn_again_and_not_fitted(own, tmp_path):
             40,
             2,
         )
-        settings = ["sampler.lr=0.02", "seed=1", "precision=float32", 'of=["head.*"]']
+        settings = ["sampler.lr=0.02", "seed=1", "precision=float32", "temperature=0.3"]
+        settings.append('of=["head.*"]')
         assert options.changes == settings
 
 

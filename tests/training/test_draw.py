@@ -132,6 +132,7 @@ class TestRefusals:
             ({"sampler": "mclmc", "batch_size": 8}, "sees all data"),
             ({"sampler": {"name": "sghmc", "momentum": 1.0}}, "momentum"),
             ({"draws": 0}, "draws"),
+            ({"temperature": 0.0}, "temperature"),
             ({"prior": "function-space"}, "no density at the weights"),
             ({"draws": 10**12}, "keep fewer"),
         ],
@@ -298,3 +299,25 @@ class TestOf:
         with pytest.raises(ConfigError) as refused:
             drawn(mixed, of="group0.2", **LENGTHS)
         assert_one_sentence(refused.value, "group1.bias")
+
+
+@pytest.mark.parametrize("temperature", [0.25, 4.0])
+def test_the_covariance_of_a_gaussian_posterior_grows_with_the_temperature(temperature):
+    """p^(1/T) of a normal density is normal with the same mean and T times the covariance."""
+    run = trained(members=40)
+    x, y = (t.double() for t in problem())
+    rows = torch.cat([x, torch.ones(POINTS, 1)], 1)
+    precision = rows.mT @ rows / NOISE**2 + torch.eye(COLUMNS + 1)
+    mean = torch.linalg.solve(precision, rows.mT @ y / NOISE**2)
+    how = {"sampler": {"name": "hmc", "leaps": 6}, "draws": 20, "warmup": 100}
+    found = drawn(run, temperature=temperature, **how)
+    assert found.config["temperature"] == found.config["draws"]["temperature"] == temperature
+    weights = found.ensemble.weights
+    parts = [weights[n].detach().reshape(20, 40, -1) for n in ("weight", "bias")]
+    away = torch.cat(parts, -1).double() - mean
+    exact = temperature * torch.linalg.inv(precision)
+    squares = away.unsqueeze(-1) * away.unsqueeze(-2)
+    for values, wanted in ((away, torch.zeros_like(mean)), (squares, exact)):
+        each = values.mean(0)
+        errors = (each.mean(0) - wanted) / (each.std(0) / 40**0.5)
+        assert errors.abs().max() < 5, errors

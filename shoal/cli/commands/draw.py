@@ -19,7 +19,8 @@ from shoal.training.folder.run_folder import DRAWS
 
 __all__ = ["run"]
 
-_NAMES = ("sampler", "prior", "batch_size", "seed", "precision", "save_every", "cache", "of")
+_NAMES = ("sampler", "prior", "temperature", "batch_size", "seed", "precision", "save_every",
+          "cache", "of")  # fmt: skip
 _KEYS: dict[str, Any] = {name: None for name in _NAMES}
 """Arguments of `shoal.draw` that are typed as key=value."""
 
