@@ -217,8 +217,9 @@ class ForceAlarm:
 
     Args:
         dynamics: the dynamics, whose atoms have a `Committee`.
-        threshold: deviation from which the alarm is raised; or what `shoal.decisions.ood_alarm`
-            found with score="derivative_deviation" for `Committee.predict(frames)`.
+        threshold: deviation above which the alarm is raised, as by one that is NaN; or what
+            `shoal.decisions.ood_alarm` found with score="derivative_deviation" for
+            `Committee.predict(frames)`.
         stop: end the run of the dynamics after the step that raised the alarm.
         keep: called with a copy of the structure, such as `frames.append`.
 
@@ -257,7 +258,7 @@ class ForceAlarm:
         variance = atoms.calc.results["forces_var"]
         deviation = float(np.sqrt(variance.sum(-1)).max())
         self.deviations.append(deviation)
-        self.raised = deviation > self.threshold
+        self.raised = not deviation <= self.threshold  # also where it is not a number
         if not self.raised:
             return
         if self.keep is not None:

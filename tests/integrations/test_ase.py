@@ -1,5 +1,7 @@
 """A committee in ASE: results of members, derivatives by differences, dynamics, and the alarm."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -171,6 +173,15 @@ def test_the_alarm_stops_the_dynamics_and_keeps_the_structure():
     moving.attach(watched)
     moving.run(3)
     assert len(watched.deviations) == 3 + (moving.nsteps == 3) and len(kept) > 2
+
+
+def test_the_alarm_is_raised_where_a_force_is_not_a_number():
+    results = {"forces_var": np.full((2, 3), np.nan)}
+    atoms = SimpleNamespace(get_forces=lambda: None, calc=SimpleNamespace(results=results))
+    moving = SimpleNamespace(atoms=atoms, nsteps=5, max_steps=9)
+    alarm = ForceAlarm(moving, 1.0)
+    alarm()
+    assert alarm.raised and moving.max_steps == 5
 
 
 def test_networks_of_torch_geometric_that_were_trained_elsewhere():
