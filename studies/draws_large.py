@@ -15,6 +15,9 @@ import math
 import time
 import traceback
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -117,17 +120,16 @@ def pack(file: Path) -> None:
 
 
 class Data:
-    """The images on the device, in the scale of the training images."""
+    """Some of the images on the device, in the scale of the training images."""
 
-    def __init__(self, file: Path, device: str) -> None:
+    def __init__(self, file: Path, device: str, names: Iterable[str] = SIZES) -> None:
         stored = np.load(file)
         self.x: dict[str, Tensor] = {}
         self.y: dict[str, Tensor] = {}
-        for name in SIZES:
-            if f"{name}_x" in stored:
-                x = torch.tensor(stored[f"{name}_x"], device=device).float() / 255
-                self.x[name] = ((x - 0.286) / 0.353).reshape(-1, 1, 28, 28)
-                self.y[name] = torch.tensor(stored[f"{name}_y"], device=device).long()
+        for name in names:
+            x = torch.tensor(stored[f"{name}_x"], device=device).float() / 255
+            self.x[name] = ((x - 0.286) / 0.353).reshape(-1, 1, 28, 28)
+            self.y[name] = torch.tensor(stored[f"{name}_y"], device=device).long()
 
     @property
     def train(self) -> tuple[Tensor, Tensor]:
@@ -336,16 +338,19 @@ def settings(part: str) -> list[dict[str, Any]]:
     whole = part == "whole"
     found = [
         {"schedule": "constant", "temperature": heat, "rate": rate}
-        for heat in ((1.0, 0.1, 0.01) if whole else (1.0, 0.1))
         for rate in RATES["draws"][: 2 if part in ("whole", "last blocks") else 3]
+        for heat in ((1.0, 0.1, 0.01) if whole else (1.0, 0.1))
     ]
-    cyclical = [found[i] | {"schedule": "cyclical"} for i in (1, 3, 5)] if whole else []
+    cyclical = [each | {"schedule": "cyclical"} for each in found[3:]] if whole else []
     return found + cyclical
 
 
 def choose(data: Data, within: float) -> None:
-    """Print scores on held-out images, by two chains of half the length, until time is up."""
-    began, tried = time.perf_counter(), {}
+    """Print scores on held-out images, by two chains of half the length, until time is up.
+
+    The parts take turns, so that each has some of its settings tried.
+    """
+    began = time.perf_counter()
 
     def attempt(words: str, make: Any) -> Any:
         if time.perf_counter() - began > within:
@@ -361,25 +366,32 @@ def choose(data: Data, within: float) -> None:
             return None
         return made
 
-    for name, options in {"sgd": TRAINING, "adam": {"optimizer": "adam", "lr": 0.003}}.items():
-        ensemble = shoal.Ensemble.init(network, 8, seed=100)
-        run = attempt(f"{name}, 8 networks", lambda: trained(ensemble, data, 100, **options))  # noqa: B023
-        attempt(f"{name}, one", lambda: first(run, 1))  # noqa: B023
-        tried[name] = run
-    start = first(tried["sgd"], 2)
-    for part in ("whole", "laplace", *PARTS[:-1]):
-        if part == "laplace":
-            for _, kind, _ in LAPLACE[:-1]:
-                attempt(kind, lambda: laplace([start.ensemble.member(0)], data, kind))  # noqa: B023
-            continue
-        run, more = members_of(part, start, data, 100)
-        attempt(f"{part}, points", lambda: run)  # noqa: B023
-        for each in settings(part):
-            words = f"{part}, {' '.join(map(str, each.values()))}"
-            attempt(words, lambda: chains(run, 100, STEPS // 2, each, **more))  # noqa: B023
-        for rate in RATES["swag"]:
-            words = f"{part}, swag {rate}"
-            attempt(words, lambda: swag(run, 100, STEPS // 2, rate, **more))  # noqa: B023
+    ensemble = shoal.Ensemble.init(network, CHAINS, seed=100)
+    run = attempt("four networks", lambda: trained(ensemble, data, 100))
+    attempt("one network", lambda: first(run, 1))
+    start = first(run, 2)
+    for attempts in zip_longest(*(trials(part, start, data) for part in PARTS)):
+        for words, make in filter(None, attempts):
+            attempt(words, make)
+    for _, kind, _ in LAPLACE[:-1]:
+        attempt(kind, partial(laplace, [start.ensemble.member(0)], data, kind))
+
+
+def trials(part: str, start: shoal.Run, data: Data) -> Iterator[tuple[str, Any]]:
+    """Words and a function for each setting of a part."""
+    run, more = members_of(part, start, data, 100)
+    yield f"{part}, points", lambda: run
+    count = STEPS // 2
+    tried = [
+        (" ".join(map(str, each.values())), partial(chains, run, 100, count, each, **more))
+        for each in settings(part)
+    ]
+    cold = [
+        (f"swag {rate}", partial(swag, run, 100, count, rate, **more)) for rate in RATES["swag"]
+    ]
+    for pair in zip_longest(tried, cold):
+        for words, make in filter(None, pair):
+            yield f"{part}, {words}", make
 
 
 def page(rows: list[dict[str, str]]) -> str:
@@ -458,7 +470,7 @@ def main() -> None:
     if given.what == "pack":
         pack(given.data)
     elif given.what == "choose":
-        choose(Data(given.data, device), given.within)
+        choose(Data(given.data, device, ("train", "held")), given.within)
     else:
         file = given.out / "large.csv"
         if given.what == "run":

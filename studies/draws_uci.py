@@ -23,9 +23,9 @@ else to do, seconds of the processor for training and sampling, without the pred
   ratio of 0.001 or more on all four; f-kde and kde with strengths 1, 100 and 1,000 were tried.
 - repelling sghmc: as sghmc from plain members, with the noise and the repulsion in every step.
 - more members, more repelled: as many as take the seconds of their draws (`draws_corners`).
-- bde: BdeRegressor 1.0.2, the same networks and prior, Adam at 0.005, 15 % for early stopping with
-  a patience of 20, at most 1,000 epochs, then 5,000 steps of warm-up and 2,000 draws two steps
-  apart.
+- bde: BdeRegressor of sklearn-contrib-bde 1.0.2, the same networks and prior, Adam at 0.005, 15 %
+  for early stopping with a patience of 20, at most 1,000 epochs, then 5,000 steps of warm-up and
+  2,000 draws two steps apart. Its seconds include what JAX compiles.
 
 The large problems have sghmc for draws, and no bde. Judged: NLL and RMSE of the draws at most those
 of bde in the mean over problems and splits, in at most a quarter of its seconds; and the four
@@ -37,6 +37,7 @@ problems) came from another, busy machine; the rows of this plan replace them.
 
 import argparse
 import math
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -65,6 +66,8 @@ GROUPS = {
     "plain": ["members", "draws", "more members"],
     "chains": ["sghmc", "repelling sghmc"],
 }
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+"""Flags of XLA."""
 ON_LARGE = {
     "repelled": ["repelled", "repelled sghmc", "more repelled"],
     "plain": ["members", "sghmc", "more members"],
@@ -144,6 +147,8 @@ def by_sghmc(run, table, seed, rate, repels=False):
 
 def sampled_by_bde(table, seed):
     """Size, NLL, RMSE and coverage of bde's mixture, and its seconds."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("XLA_FLAGS", ONE_THREAD)
     from bde import BdeRegressor  # pyright: ignore[reportMissingImports]
     from bde.loss import GaussianNLL  # pyright: ignore[reportMissingImports]
 
@@ -223,6 +228,8 @@ def try_rate(archive, problem, split, rate):
 def rate_of(rates, problem):
     """The learning rate with the lowest NLL in rates.csv."""
     found = [row for row in read_csv(rates) if row["problem"] == problem]
+    if len(found) < len(RATES):
+        raise RuntimeError(f"{rates.name} has {len(found)} of {len(RATES)} rates of {problem}.")
     return float(min(found, key=lambda row: float(row["nll"]))["arm"])
 
 
