@@ -64,7 +64,6 @@ SAMPLERS = "mclmc", "hmc"
 CHAINS = {"noise 1": (0.0, 1.0), "strength 0.5, noise 0.5": (0.5, 0.5),
           "strength 1, noise 1": (1.0, 1.0)}  # fmt: skip
 CHAIN = {"lr": 1e-3, "warmup": 1000, "draws": 50, "thin": 10}
-SEEDS = 5
 
 
 class Pace(shoal.Callback):
@@ -235,14 +234,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Draws and repulsion on the known posteriors.")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--within", type=float, default=math.inf, help="seconds for all cells")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--problems", default=",".join(PROBLEMS))
     parser.add_argument("--starts", default=",".join((*STARTS, "chains")))
     parser.add_argument("--out", type=Path, default=FILE)
     asked = parser.parse_args()
     cells = [
         (problem, seed, start)
-        for seed in range(asked.seeds)
+        for seed in map(int, asked.seeds.split(","))
         for start in reversed(asked.starts.split(","))
         for problem in asked.problems.split(",")
     ]
