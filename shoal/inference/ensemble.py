@@ -33,6 +33,7 @@ from shoal.core.structure import Inputs
 from shoal.core.tree import spaced
 from shoal.core.types import Tree
 from shoal.core.values import describe_value
+from shoal.engine.members.forward_pass import forward_outputs
 from shoal.engine.members.group import Group
 from shoal.engine.members.input_derivatives import InputDerivatives
 from shoal.engine.members.layers import dropout_keys
@@ -281,10 +282,24 @@ class Ensemble:
             step: training step, keys the dropout masks.
             probes: tensors added to the embeddings, one per architecture.
         """
+        if mapping is None and not own_inputs and probes is None:
+            outputs = self._forward_alone(x)
+            if outputs is not None:
+                return outputs
         runner = mapping or default_runner(self.groups, self.device)
         if mapping is None and self.members > MANY and not torch.is_grad_enabled():
             runner = replace(runner, chunk=MANY)
         return self._run([MemberInputs(x, own_inputs)], runner, seed, step, probes)[0]
+
+    def _forward_alone(self, x: Inputs) -> Tensor | None:
+        """Outputs on a CPU without gradients; None where the usual pass is better."""
+        plain = not (self.training or torch.is_grad_enabled()) and self.offload is None
+        if not plain or self.device.type != "cpu":
+            return None
+        outputs = [forward_outputs(group, x) for group in self.groups]
+        if any(each is None or each.shape[1:] != outputs[0].shape[1:] for each in outputs):
+            return None
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def forward_with_rows(
         self,

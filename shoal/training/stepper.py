@@ -241,6 +241,7 @@ class Stepper:
         n = self.n * share
         mover = Mover(self.ensemble, settings, repulsion, likelihood, n, int(self.n), 0)
         with calculating_in(options.precision, self.ensemble):
+            mover.memory.fit_cache(lambda: one[0])
             mover.memory.fit(mover.trial_context, one[0], common)
         self._mover = mover
         if self._waiting is not None:

@@ -243,6 +243,7 @@ class Group:
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         """Move all tensors to a device or a floating point type, in place."""
+        self.skeleton.__dict__.pop("_shoal_forward", None)
         for tree in (self.weights, self.buffers, self.shared, self.initial):
             for name, t in tree.items():
                 kind = dtype if t.is_floating_point() else None

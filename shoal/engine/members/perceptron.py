@@ -97,6 +97,10 @@ class Perceptrons:
         for place, layer in enumerate(self.layers):
             if isinstance(layer, tuple):
                 own, bias = weights[layer[0]], layer[1]
+                if h.ndim == 2 and h.shape[-1] == 1:
+                    before.append(h.expand(len(own), *h.shape))
+                    h = _of_one(x.flatten(1), own, None if bias is None else weights[bias])
+                    continue
                 before.append(h if h.ndim == 3 else h.expand(len(own), *h.shape))
                 product = own, before[-1]
                 if bias is None:
@@ -123,6 +127,13 @@ class Perceptrons:
                 if place > self._first:
                     g = torch.bmm(weights[layer[0]].mT, g)
             h = z
+
+
+def _of_one(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The layer for one point [1, in] that members share: one product, which reads weights once."""
+    members, out, _ = weight.shape
+    flat = None if bias is None else bias.flatten()
+    return torch.nn.functional.linear(x, weight.flatten(0, 1), flat).view(members, out, 1)
 
 
 def _in_place(layer: nn.Module) -> bool:

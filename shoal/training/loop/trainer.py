@@ -171,6 +171,7 @@ class Trainer:
     def fit_batches(self) -> MemoryChoice:
         """Choose how many members run at a time, so that the steps of this run fit."""
         memory = self.mover.memory
+        memory.fit_cache(lambda: self.batches.first()[0])
         if not memory.decides:
             return MemoryChoice(memory.mapping)
         batches, data, other = self.batches, 0, 0.0

@@ -1,6 +1,7 @@
 """The memory of a run's steps: what is chosen from the first batch, and what is kept."""
 
 import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from shoal.data.batches.batch import Targets
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.resources.footprint import Footprint, bytes_of
 from shoal.engine.resources.memory import KEPT_FREE, MemoryLimit, smaller
-from shoal.engine.resources.plan import EnginePlan
+from shoal.engine.resources.plan import EnginePlan, fitted_to_cache, parse_engine
 from shoal.inference.ensemble import Ensemble
 from shoal.training.mover.memory import (
     Measured,
@@ -76,6 +77,16 @@ class StepMemory:
     def trained(self) -> Tree:
         """The tensors that the optimiser moves: private ones [M, ...], then shared ones [...]."""
         return self.moving.weights | self.moving.trained_shared
+
+    def fit_cache(self, first: Callable[[], Inputs]) -> None:
+        """Let members with large convolutions take turns on a CPU; `first` gives a batch's inputs.
+
+        Nothing changes with an engine that the user named.
+        """
+        ensemble, named = self.ensemble, parse_engine(self.settings.options.engine).mapping
+        plain = ensemble.offload is None and ensemble.groups[0].shards is None
+        if ensemble.device.type == "cpu" and named is None and plain:
+            self.mapping = fitted_to_cache(self.mapping, ensemble.groups, first)
 
     def fit(
         self, context: StepContext, x: Inputs, y: Targets, data: int = 0, other_size: float = 0.0
