@@ -262,6 +262,11 @@ class Ensemble:
             group.train(mode)
         return self
 
+    @property
+    def rests(self) -> bool:
+        """Whether the networks are in evaluation mode, also where ensembles share a skeleton."""
+        return not (self.training or any(group.skeleton.training for group in self.groups))
+
     def __call__(
         self,
         x: Inputs,
@@ -293,12 +298,15 @@ class Ensemble:
 
     def _forward_alone(self, x: Inputs) -> Tensor | None:
         """Outputs on a CPU without gradients; None where the usual pass is better."""
-        plain = not (self.training or torch.is_grad_enabled()) and self.offload is None
-        if not plain or self.device.type != "cpu":
+        plain = self.device.type == "cpu" and self.offload is None and self.rests
+        if not plain or torch.is_grad_enabled():
             return None
-        outputs = [forward_outputs(group, x) for group in self.groups]
-        if any(each is None or each.shape[1:] != outputs[0].shape[1:] for each in outputs):
-            return None
+        outputs: list[Tensor] = []
+        for group in self.groups:
+            found = forward_outputs(group, x)
+            if found is None or (outputs and found.shape[1:] != outputs[0].shape[1:]):
+                return None
+            outputs.append(found)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def forward_with_rows(

@@ -23,7 +23,7 @@ from shoal.data.batches.sources import checked_size, input_batches, input_count
 from shoal.engine.members.input_derivatives import InputDerivatives
 from shoal.engine.members.precision import calculating_in
 from shoal.engine.processes.mesh import Mesh
-from shoal.engine.resources.graph import CapturedForward
+from shoal.engine.resources.graph import captured_forward
 from shoal.engine.resources.transfer import through_gpu
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import (
@@ -364,21 +364,24 @@ class OutputBatches:
         )
         on_gpu = there.type == "cuda"
         # blocks of offloaded members come through the host, which no captured pass contains
-        captures = on_gpu and getattr(placed, "offload", None) is None
-        forward = CapturedForward(placed, self.count) if captures else placed
+        captures = on_gpu and isinstance(placed, Ensemble) and placed.offload is None
+        passes = captured_forward(placed, self.count) if captures else nullcontext(placed)
+        one = self.count is not None and self.count <= self.size
 
-        def compute(x: Inputs) -> Tensor:
-            outputs = forward(x)
-            members.see(outputs)
-            return outputs
+        with passes as forward:
 
-        if on_gpu and not self.keep:
-            yield from through_gpu(batches, compute, there)
-            return
-        for batch in batches:
-            outputs = compute(batch.to(there))
-            # metrics sum in double precision, which only CUDA devices have
-            yield outputs if on_gpu else outputs.cpu()
+            def compute(x: Inputs) -> Tensor:
+                outputs = forward(x)
+                members.see(outputs)
+                return outputs
+
+            if on_gpu and not self.keep and not one:
+                yield from through_gpu(batches, compute, there)
+                return
+            for batch in batches:
+                outputs = compute(batch.to(there))
+                # metrics sum in double precision, which only CUDA devices have
+                yield outputs if on_gpu and self.keep else outputs.cpu()
 
 
 def _of_sound(weights: ArrayLike | None, sound: Tensor) -> Tensor | None:
@@ -432,13 +435,15 @@ def _ready(
     there = torch.device(ensemble.device) if device is None else usable_device(device)
     # moving in place would detach the tensors from an active optimiser
     placed = ensemble if there == ensemble.device else copy.deepcopy(ensemble).to(there)
-    training = placed.training
-    placed.train(False)
+    training, rests = placed.training, getattr(placed, "rests", False)
+    if not rests:
+        placed.train(False)
     try:
         with calculating_in(precision, placed) if _on_gpu(placed, there) else nullcontext():
             yield placed
     finally:
-        placed.train(training)
+        if not rests:
+            placed.train(training)
 
 
 def _on_gpu(ensemble: Any, device: torch.device) -> bool:
@@ -447,19 +452,20 @@ def _on_gpu(ensemble: Any, device: torch.device) -> bool:
 
 def _sound(finite: Tensor, alive: Tensor) -> Tensor:
     """Which members are sound [M]: finite weights and outputs; a warning names the others."""
-    sound = alive.to(finite.device) & finite
+    sound = (alive.to(finite.device) & finite).cpu()  # one wait for the device, not several
+    if sound.all():
+        return sound
     if not sound.any():
         raise DataError(
             f"all {len(sound)} members diverged, so there is no prediction; "
             f"train again with a smaller learning rate"
         )
-    if not sound.all():
-        lost = ", ".join(str(i) for i in (~sound).nonzero().flatten().tolist())
-        warnings.warn(
-            f"left out of the prediction, diverged: members {lost} of {len(sound)}",
-            ShoalWarning,
-            stacklevel=4,
-        )
+    lost = ", ".join(str(i) for i in (~sound).nonzero().flatten().tolist())
+    warnings.warn(
+        f"left out of the prediction, diverged: members {lost} of {len(sound)}",
+        ShoalWarning,
+        stacklevel=4,
+    )
     return sound
 
 

@@ -1,7 +1,10 @@
 """Forward passes that are replayed: when, and with which numbers."""
 
+import gc
 import sys
 import warnings
+import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,6 +42,26 @@ class Clock:
 
 
 class TestWhen:
+    """When a pass is captured, by a clock instead of a GPU."""
+
+    @pytest.fixture
+    def begun(self, monkeypatch):
+        """A forward pass on a clock, and the sizes of the batches that were captured."""
+
+        def begin(launch, wait, points):
+            clock, asked = Clock(launch, wait), []
+            monkeypatch.setattr(graph, "time", clock)
+            monkeypatch.setattr(torch.cuda, "synchronize", clock.synchronize)
+
+            def capture(self, passes, x):
+                passes.captures = False
+                asked.append(len(x))
+
+            monkeypatch.setattr(CapturedForward, "_capture", capture)
+            return CapturedForward(clock.call, points), asked
+
+        return begin
+
     @pytest.mark.parametrize(
         "launch, wait, points, captured",
         [
@@ -49,16 +72,32 @@ class TestWhen:
         ],
     )
     def test_launching_takes_longest_and_many_batches_are_left(
-        self, monkeypatch, launch, wait, points, captured
+        self, begun, launch, wait, points, captured
     ):
-        clock, asked = Clock(launch, wait), []
-        monkeypatch.setattr(graph, "time", clock)
-        monkeypatch.setattr(torch.cuda, "synchronize", clock.synchronize)
-        monkeypatch.setattr(CapturedForward, "_capture", lambda self, x: asked.append(len(x)))
-        forward = CapturedForward(clock.call, points)
+        forward, asked = begun(launch, wait, points)
         for size in (10, 10, 7, 10, 10):
             assert torch.equal(forward(torch.ones(size, 2)), torch.full((size, 2), 2.0))
         assert asked == [10] * captured
+
+    def test_launching_has_taken_as_long_as_a_capture(self, begun):
+        forward, asked = begun(1e-2, 1e-3, None)
+        price = CapturedForward.CAPTURE_SECONDS + CapturedForward.CAPTURE_LAUNCHES * 1e-2
+        calls = 0
+        while not asked:
+            forward(torch.ones(1, 2))
+            calls += 1
+        timed = calls - CapturedForward.WARM + 1
+        assert timed - 1 <= price / 1e-2 + 1e-6 < timed + 1
+
+    def test_every_shape_pays_for_its_own_capture(self, begun):
+        forward, asked = begun(1e-2, 1e-3, None)
+        for _ in range(30):
+            for size in (1, 16, 100):
+                forward(torch.ones(size, 2))
+        assert sorted(asked) == [1, 16, 100]
+        for size in range(101, 900):  # shapes that come once are never captured, nor remembered
+            forward(torch.ones(size, 2))
+        assert len(asked) == 3 and len(forward.passes) == CapturedForward.MOST_KINDS
 
     def test_objects_are_never_captured(self):
         class Graphs(list):
@@ -67,7 +106,71 @@ class TestWhen:
         forward = CapturedForward(lambda x: torch.zeros(1), 1000)
         for _ in range(5):
             forward(Graphs([1]))
-        assert forward.seen == 0
+        assert not forward.passes
+
+
+class TestKept:
+    """Captured passes between calls: what they depend on, without a GPU."""
+
+    @pytest.fixture
+    def device(self, monkeypatch):
+        stream = SimpleNamespace(cuda_stream=7)
+        memory = SimpleNamespace(total_memory=3200)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+
+    def used(self, ensemble, taken=0):
+        with graph.captured_forward(ensemble, 5) as forward:
+            forward.taken = taken
+        assert forward.call is None
+        return forward
+
+    def test_later_calls_find_them(self, device):
+        ensemble = Ensemble.init(lambda: nn.Linear(3, 2), 2)
+        first = self.used(ensemble)
+        with torch.no_grad():
+            ensemble.weights["weight"].add_(1.0)
+        assert self.used(ensemble) is first
+
+    def test_a_replaced_tensor_or_another_precision_begins_anew(self, device):
+        ensemble = Ensemble.init(lambda: nn.Linear(3, 2), 2)
+        first = self.used(ensemble)
+        old = ensemble.groups[0].weights["weight"]
+        ensemble.groups[0].weights["weight"] = old.detach().clone().requires_grad_()
+        second = self.used(ensemble)
+        assert second is not first
+        with calculating_in("bfloat16", ensemble):
+            assert self.used(ensemble) is not second
+
+    def test_a_frozen_tensor_that_changes_begins_anew(self, device):
+        def build():
+            network = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+            nn.init.ones_(network[0].weight.requires_grad_(False))
+            return network
+
+        ensemble = Ensemble.init(build, 2)
+        first = self.used(ensemble)
+        ensemble.shared["0.weight"].mul_(2.0)
+        assert self.used(ensemble) is not first
+
+    def test_large_ones_are_given_up(self, device):
+        ensemble = Ensemble.init(lambda: nn.Linear(3, 2), 2)
+        first = self.used(ensemble, taken=101)
+        second = self.used(ensemble, taken=100)
+        assert second is not first and self.used(ensemble, taken=100) is second
+
+    def test_blocks_at_the_same_time_do_not_share(self, device):
+        ensemble = Ensemble.init(lambda: nn.Linear(3, 2), 2)
+        with graph.captured_forward(ensemble, 5) as outer:
+            assert self.used(ensemble) is not outer
+
+    def test_the_networks_can_be_freed(self, device):
+        ensemble = Ensemble.init(lambda: nn.Linear(3, 2), 2)
+        self.used(ensemble)
+        seen = weakref.ref(ensemble)
+        del ensemble
+        gc.collect()
+        assert seen() is None
 
 
 def test_fused_layers_serve_predictions():
@@ -115,12 +218,54 @@ class TestOnAGpu:
         ensemble = self.small()
         found = predict(ensemble, self.X, batch_size=10).members
         assert len(replays) == 20 - CapturedForward.WARM
-        monkeypatch.setattr(CapturedForward, "CAPTURE_SECONDS", 1e9)
-        wanted = predict(ensemble, self.X, batch_size=10).members
+        with monkeypatch.context() as never:
+            never.setattr(CapturedForward, "CAPTURE_SECONDS", 1e9)
+            wanted = predict(self.small(), self.X, batch_size=10).members
         assert len(replays) == 20 - CapturedForward.WARM
         assert torch.equal(found, wanted)
         kept = predict(ensemble, self.X, batch_size=10, keep=True).members
         assert kept.is_cuda and torch.equal(kept.cpu(), wanted)
+        assert len(replays) == 40 - CapturedForward.WARM
+
+    def test_replays_of_later_calls_see_weights_that_changed_in_place(self, at_once):
+        ensemble, x = self.small(), self.X[:4]
+        for _ in range(CapturedForward.WARM + 2):
+            predict(ensemble, x)
+        with torch.no_grad():
+            for tensor in ensemble.weights.values():
+                tensor.mul_(1.1)
+        wanted = predict(ensemble.to("cpu"), x).members
+        ensemble.to("cuda")
+        torch.testing.assert_close(predict(ensemble, x).members, wanted, rtol=1e-4, atol=1e-4)
+
+    def test_three_shapes_are_captured_side_by_side(self, at_once):
+        ensemble = self.small()
+        wanted = {size: predict(self.small(), self.X[:size]).members for size in (1, 16, 100)}
+        for _ in range(CapturedForward.WARM + 2):
+            for size, outputs in wanted.items():
+                found = predict(ensemble, self.X[:size]).members
+                torch.testing.assert_close(found, outputs, rtol=1e-4, atol=1e-4)
+        _, forward, _ = graph._kept_forwards[ensemble]
+        assert [each.graph is not None for each in forward.passes.values()] == [True] * 3
+
+    def test_validation_of_every_epoch_is_replayed(self, at_once, monkeypatch):
+        replays, real = [], CapturedForward.__call__
+        monkeypatch.setattr(
+            CapturedForward, "__call__", lambda self, x: replays.append(1) or real(self, x)
+        )
+        y = torch.arange(200) % 5
+
+        def losses():
+            data = self.X[:200].cuda(), y.cuda()
+            run = shoal.fit(
+                self.small(), data, validation=0.2, epochs=6, batch_size=40, progress=False, lr=1e-3
+            )
+            return [row["validation"]["nll"] for row in run.history]
+
+        found = losses()
+        assert len(replays) == 6
+        monkeypatch.setattr(CapturedForward, "CAPTURE_SECONDS", 1e9)
+        assert found == pytest.approx(losses(), rel=1e-3)
 
     def test_a_network_that_waits_for_the_host_is_not_captured(self, at_once, monkeypatch):
         def started(self, *_, **__):

@@ -9,7 +9,8 @@ from torch import nn
 import shoal
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.members.precision import calculating_in
-from shoal.engine.resources.plan import STREAMS, default_runner
+from shoal.engine.resources import plan
+from shoal.engine.resources.plan import CACHE, STREAMS, default_runner, fitted_to_cache
 from shoal.inference.ensemble import Ensemble
 
 predictions = importlib.import_module("shoal.prediction.predict")
@@ -28,6 +29,27 @@ PRODUCTS = lambda: nn.Linear(4, 3)  # noqa: E731
 def test_convolutions_take_turns_on_a_gpu(build, device, wanted):
     groups = Ensemble.init(build, 2).groups
     assert default_runner(groups, torch.device(device)) == wanted
+
+
+def test_large_convolutions_take_turns_on_a_cpu():
+    groups = Ensemble.init(CONVOLVES, 2).groups
+    points = CACHE // (2 * 4 * 2 * 2)  # each gives 2 x 2 places of 2 channels
+    plain = MemberRunner()
+    assert fitted_to_cache(plain, groups, lambda: torch.zeros(points // 2, 1, 4, 4)) == plain
+    large = fitted_to_cache(plain, groups, lambda: torch.zeros(points + 1, 1, 4, 4))
+    assert large == MemberRunner("loop")
+    wrong = fitted_to_cache(plain, groups, lambda: torch.zeros(points + 1, 7))
+    assert wrong == plain  # the first step reports the error
+    products = Ensemble.init(PRODUCTS, 2).groups
+    assert fitted_to_cache(plain, products, lambda: pytest.fail("inputs were read")) == plain
+
+
+@pytest.mark.parametrize("engine, wanted", [("auto", "loop"), ("vmap", "vmap")])
+def test_training_follows_the_size_of_a_batch(monkeypatch, engine, wanted):
+    monkeypatch.setattr(plan, "CACHE", 0)
+    stepper = shoal.Stepper(Ensemble.init(CONVOLVES, 2), n=8, engine=engine)
+    stepper((torch.randn(8, 1, 4, 4), torch.arange(8) % 3))
+    assert stepper._mover.memory.mapping.kind == wanted
 
 
 def test_a_precision_within_another_gives_it_back():

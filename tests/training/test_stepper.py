@@ -1,16 +1,23 @@
 """Steps in a loop of one's own: those of `fit`, with batches, losses and rates of one's own."""
 
+import importlib
 import math
+from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
 from small_runs import assert_equal_trees
 from torch import nn
+from triton_ready import needs_gpu
 
 import shoal
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.batches.sources import ArrayBatches
+from shoal.engine.resources.graph import _waits_for_host, put_together, taken_apart
+from shoal.training.step.results import StepInfo
+
+module = importlib.import_module("shoal.training.stepper")
 
 N, M, B = 24, 3, 8
 
@@ -378,3 +385,112 @@ def test_a_step_names_its_measures_when_printed():
     for name in ("loss=[", "drive=", "push=", "ratio=", "h2=", "effective=", "finite_members=3 of"):
         assert name in text
     assert f"ratio={float(info.push / info.drive):.4g}" in text
+
+
+class Replays:
+    """Takes steps as a captured move does, without a GPU."""
+
+    def __init__(self, move, x, y, room):
+        self.move, self.graph, self.replays = move, None, 0
+
+    def __call__(self, x, y, step):
+        self.graph = "captured"
+        return self.move(x, y, torch.tensor(step))
+
+    def replayed(self, x, y, step):
+        self.replays += 1
+        return self.move(x, y, torch.tensor(step))
+
+
+@pytest.fixture
+def replaying(monkeypatch):
+    """Steppers that believe to be on a GPU, and capture their first step."""
+
+    def begin(stepper, batch):
+        stepper(batch)
+        mover = stepper._mover
+        mover.plan = replace(mover.plan, graph=True)
+        for group in mover.optimizer.param_groups:
+            group["lr"] = torch.tensor(group["lr"])
+        return stepper
+
+    monkeypatch.setattr(shoal.Stepper, "_on_gpu", True)
+    monkeypatch.setattr(module, "CapturedMove", Replays)
+    return begin
+
+
+def test_checked_shapes_are_replayed_without_another_check(replaying, monkeypatch):
+    x, y = points()
+    options = {"n": N, "lr": 0.01, "seed": 7, "method": "kde"}
+    plain, stepped = ensemble(), ensemble()
+    stepper = replaying(shoal.Stepper(stepped, **options), (x[:B], y[:B]))
+    other = shoal.Stepper(plain, **options)
+    other((x[:B], y[:B]))
+    batches = [(x[i : i + B], y[i : i + B]) for i in (0, 8, 16, 0)]
+    stepper(batches[0])
+    with monkeypatch.context() as fast:
+        fast.setattr(module, "raw_batch", lambda batch: pytest.fail("a batch was read again"))
+        for batch in batches[1:]:
+            stepper(batch, lr=0.02)
+    for batch, rate in zip(batches, (0.01, 0.02, 0.02, 0.02), strict=True):
+        other(batch, lr=rate)
+    torch.testing.assert_close(weights(stepped), weights(plain), rtol=1e-6, atol=1e-7)
+    assert stepper.step == 5 and [each.replays for each in stepper._captured.values()] == [3]
+
+
+def test_other_batches_are_read_and_checked(replaying):
+    x, y = points()
+    stepper = replaying(shoal.Stepper(ensemble(), n=N), (x[:B], y[:B]))
+    stepper((x[:B], y[:B]))
+    with pytest.raises(DataError, match="not finite"):
+        stepper((x[:4] * torch.nan, y[:4]))
+    with pytest.raises(DataError):
+        stepper((x[:B], y[:4]))
+    stepper((x[:B].float(), y[:B]))  # another type is converted, so it is read at each step
+    stepper((x[:B].numpy(), y[:B].numpy()))
+    stepper((x[:B], y[:B], torch.ones(B)))
+    assert len(stepper._checked) == 1
+    stepper.load_state_dict(stepper.state_dict())
+    assert not stepper._checked
+
+
+def test_measures_leave_a_captured_step_as_one_copy_per_type():
+    info = StepInfo(
+        torch.rand(3), torch.tensor([True, False, True]), torch.rand(4), torch.rand(2, 2)
+    )
+    together = put_together(info)
+    assert [each.dtype for each in together] == [torch.float32, torch.bool]
+    found = taken_apart(info, [each.clone() for each in together])
+    for name in ("loss", "alive", "measures", "statistics"):
+        assert torch.equal(getattr(found, name), getattr(info, name))
+    assert found.count is None
+
+
+@needs_gpu
+@pytest.mark.parametrize("method", ["ensemble", "kde", "f-kde"])
+def test_captured_steps_take_other_rates_and_batches(method):
+    x, y = (each.cuda() for each in points())
+    start, options = ensemble().to("cuda"), {"n": N, "method": method, "lr": 0.01}
+    eager = ensemble().to("cuda")
+    captured, plain = (
+        shoal.Stepper(start, **options),
+        shoal.Stepper(eager, engine="vmap+eager", **options),
+    )
+    kept = []
+    for step in range(12):
+        rows = torch.arange(step, step + B, device="cuda") % N
+        batch, rate = (x[rows], y[rows]), 0.01 / (1 + step)
+        kept.append(captured(batch, lr=rate).loss)
+        torch.testing.assert_close(kept[-1], plain(batch, lr=rate).loss, rtol=1e-9, atol=1e-12)
+    assert [each.graph is not None for each in captured._captured.values()] == [True]
+    assert not torch.equal(kept[-1], kept[-2])  # later steps do not change earlier measures
+    torch.testing.assert_close(weights(start), weights(eager), rtol=1e-9, atol=1e-12)
+
+
+@needs_gpu
+def test_a_replay_waits_for_nothing():
+    x, y = (each.cuda() for each in points())
+    stepper = shoal.Stepper(ensemble().to("cuda"), n=N)
+    for _ in range(6):
+        stepper((x[:B], y[:B]))
+    assert _waits_for_host(lambda batch: stepper(batch), (x[8:16], y[8:16])) is False

@@ -71,8 +71,8 @@ class _ForwardPass:
         """See `forward_outputs`."""
         if not self._is_of(group):
             self._make(group)
-        formulas = self.perceptrons
-        if formulas is not None and len(x) <= FEW_POINTS and formulas.takes(x):
+        formulas, few = self.perceptrons, len(x) <= FEW_POINTS
+        if few and formulas is not None and isinstance(x, Tensor) and formulas.takes(x):
             return formulas.forward(group.weights, x).outputs.contiguous()
         many = group.members > FEW_MEMBERS and _numbers(x) < MANY_NUMBERS
         if many or self.rebinds or group.must_loop:

@@ -5,16 +5,19 @@ Python takes longer than running them. Here a step is captured once per batch si
 batch on the device, forward pass, repulsion, backward pass, optimiser and history. Values that
 change between steps (data order, learning rate, annealing, step number) are tensors on the device.
 
-A prediction repeats a forward pass: `CapturedForward` replays it if launching takes longer.
+A prediction repeats a forward pass: `CapturedForward` replays it if launching takes longer, and
+`captured_forward` keeps it for later calls, such as those of a service or of validation.
 """
 
 import gc
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -23,11 +26,12 @@ from shoal.core.errors import ShoalError
 from shoal.core.structure import Structured
 from shoal.engine.kernels import fused
 from shoal.engine.kernels.fused import kernel_supports
+from shoal.engine.members.group import Group
 from shoal.engine.resources.memory import MemoryLimit, lifted
 
 __all__ = [
     "CapturedCases", "CapturedForward", "CapturedMove", "CapturedSteps", "DataOnDevice",
-    "OrdersAhead",
+    "OrdersAhead", "captured_forward",
 ]  # fmt: skip
 
 Move = Callable[[Any, Any, float | Tensor, Tensor], object]
@@ -88,6 +92,23 @@ class DataOnDevice(Protocol):
 
     def arranged(self, x: Any, y: Any) -> tuple[Any, Any]:
         """Inputs and targets of the rows of a step, member by member if each has its own."""
+        ...
+
+
+class Networks(Protocol):
+    """Members whose forward passes are captured.
+
+    Attributes:
+        groups: the members, by architecture.
+    """
+
+    groups: list[Group]
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def __call__(self, x: Any) -> Tensor:
+        """Outputs [M, B, ..., C]."""
         ...
 
 
@@ -234,6 +255,12 @@ class CapturedSteps:
 class CapturedMove:
     """Replays one training step on further batches of the same shape.
 
+    A replay takes few calls: the batch is copied to where the step reads it, the step counts
+    itself, and the measures of one type leave as one copy.
+
+    Attributes:
+        graph: the captured step; None before the capture.
+
     Args:
         move: one step: from inputs, targets and the step number to a dataclass of measures.
         x: the first inputs.
@@ -256,26 +283,44 @@ class CapturedMove:
         self.side = torch.cuda.Stream(x.device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.steps = 0
+        self.next = -1  # the number that `step` has on the device, as far as the host knows
         self.info: Any = None
+        self.measures: list[Tensor] = []
 
     def __call__(self, x: Any, y: Any, step: int) -> Any:
         """Take one step; the measures are copies, which later steps do not change."""
+        if self.graph is not None:
+            return self.replayed(x, y, step)
         _copy_into(self.x, x)
         _copy_into(self.y, y)
         self.step.fill_(step)
         self.steps += 1
-        if self.steps > self.WARM and self.graph is None and self.room.captures:
+        if self.steps > self.WARM and self.room.captures:
             self._capture()
-        if self.graph is None:  # libraries choose kernels, the optimiser makes its state
-            here = torch.cuda.current_stream()
-            self.side.wait_stream(here)
-            with torch.cuda.stream(self.side):
-                info = self.move(self.x, self.y, self.step)
-            here.wait_stream(self.side)
-            return info
+        if self.graph is not None:
+            self.next = step
+            return self._replayed(step)
+        # libraries choose kernels, the optimiser makes its state
+        here = torch.cuda.current_stream()
+        self.side.wait_stream(here)
+        with torch.cuda.stream(self.side):
+            info = self.move(self.x, self.y, self.step)
+        here.wait_stream(self.side)
+        return info
+
+    def replayed(self, x: Any, y: Any, step: int) -> Any:
+        """Take one captured step; targets may come in another view of the same numbers."""
+        _copy_into(self.x, x)
+        _copy_into(self.y, y if not isinstance(y, Tensor) else y.view(self.y.shape))
+        return self._replayed(step)
+
+    def _replayed(self, step: int) -> Any:
+        assert self.graph is not None
+        if step != self.next:
+            self.step.fill_(step)
+        self.next = step + 1
         self.graph.replay()
-        copies = {n: v.clone() for n, v in vars(self.info).items() if isinstance(v, Tensor)}
-        return replace(self.info, **copies)
+        return taken_apart(self.info, [joined.clone() for joined in self.measures])
 
     def _capture(self) -> None:
         torch.cuda.synchronize()
@@ -283,10 +328,37 @@ class CapturedMove:
         self.graph = torch.cuda.CUDAGraph()
         with lifted(self.room.limit), torch.cuda.graph(self.graph, stream=self.side):
             self.info = self.move(self.x, self.y, self.step)
+            self.measures = put_together(self.info)
+            self.step += 1
         if not self.room.fits_captured():
             self.graph = self.info = None
+            self.measures = []
             self.steps = 1  # this step runs eagerly, as the first of a smaller size
             torch.cuda.empty_cache()
+
+
+def put_together(info: Any) -> list[Tensor]:
+    """All tensors of a dataclass, one tensor [n] per type."""
+    types: dict[torch.dtype, list[Tensor]] = {}
+    for value in vars(info).values():
+        if isinstance(value, Tensor):
+            types.setdefault(value.dtype, []).append(value.reshape(-1))
+    return [torch.cat(each) for each in types.values()]
+
+
+def taken_apart(info: Any, together: Sequence[Tensor]) -> Any:
+    """A dataclass like `info` with the numbers of tensors as `put_together` gives them."""
+    names: dict[torch.dtype, list[str]] = {}
+    fields = vars(info)
+    for name, value in fields.items():
+        if isinstance(value, Tensor):
+            names.setdefault(value.dtype, []).append(name)
+    changed: dict[str, Tensor] = {}
+    for tensor, each in zip(together, names.values(), strict=True):
+        parts = tensor.split([fields[name].numel() for name in each])
+        for name, part in zip(each, parts, strict=True):
+            changed[name] = part if fields[name].ndim == 1 else part.view(fields[name].shape)
+    return replace(info, **changed)
 
 
 class CapturedCases:
@@ -355,76 +427,171 @@ class CapturedCases:
         return graph
 
 
+@dataclass
+class _Passes:
+    """The passes of inputs of one kind.
+
+    Attributes:
+        seen: number of eager passes.
+        launched: seconds that the host needs to launch one; 0 before a pass was timed.
+        spent: seconds that the host has launched passes since then.
+        captures: whether launching takes most of the time of a pass, and no capture failed.
+        graph: the captured pass, with its inputs and outputs; None before the capture.
+    """
+
+    seen: int = 0
+    launched: float = 0.0
+    spent: float = 0.0
+    captures: bool = False
+    graph: torch.cuda.CUDAGraph | None = None
+    x: Any = None
+    outputs: Tensor | None = None
+
+
 class CapturedForward:
     """A forward pass without gradients that is replayed where launching its kernels takes longest.
 
-    The first full batches run eagerly and are timed. The pass is captured if the host needs most of
-    the time for launching, and if the batches left would need longer than a capture. Batches of
-    another shape run eagerly, and so does everything after a capture that failed.
+    The first passes of each kind of batch (shapes and types) run eagerly, and one is timed. If the
+    host needs most of the time for launching, the pass is captured as soon as that pays: if the
+    batches left need longer than a capture, or if launching has taken as long as a capture already.
+    So captures never take longer than launching did, whatever shapes come.
+
+    Attributes:
+        taken: bytes that the captured passes hold.
 
     Args:
         call: from inputs on the GPU to outputs.
-        points: number of data points to come; None if unknown, then nothing is captured.
+        points: number of data points to come; None if unknown.
     """
 
     WARM = 3
     CAPTURE_SECONDS = 0.2
     CAPTURE_LAUNCHES = 4
     LAUNCH_SHARE = 0.7
+    MOST_GRAPHS = 8
+    MOST_KINDS = 256
 
-    def __init__(self, call: Callable[[Any], Tensor], points: int | None) -> None:
+    def __init__(self, call: Callable[[Any], Tensor] | None, points: int | None) -> None:
         self.call, self.left = call, points or 0
-        self.kind: Any = None
-        self.seen = 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.x: Any = None
-        self.outputs: Tensor | None = None
+        self.passes: dict[Any, _Passes] = {}
+        self.pool: Any = None
+        self.taken = 0
 
     def __call__(self, x: Any) -> Tensor:
         """The outputs; a replay gives a copy, which later batches do not change."""
+        assert self.call is not None
         self.left -= len(x)
         kind = _kind(x)
-        self.kind = self.kind or kind
-        if kind is None or kind != self.kind:
+        if kind is None:
             return self.call(x)
-        if self.graph is None:
-            return self._eager(x)
-        _copy_into(self.x, x)
-        self.graph.replay()
-        assert self.outputs is not None
-        return self.outputs.clone()
+        passes = self.passes.pop(kind, None) or _Passes()
+        self.passes[kind] = passes  # the kinds of the latest batches come last
+        if len(self.passes) > self.MOST_KINDS:
+            del self.passes[next(iter(self.passes))]
+        if passes.graph is None:
+            return self._eager(passes, x)
+        _copy_into(passes.x, x)
+        passes.graph.replay()
+        assert passes.outputs is not None
+        return passes.outputs.clone()
 
-    def _eager(self, x: Any) -> Tensor:
-        """A pass that may be timed; the last of them decides about the capture."""
-        self.seen += 1
-        if self.seen != self.WARM:
-            return self.call(x)
+    def _eager(self, passes: _Passes, x: Any) -> Tensor:
+        """A pass that may be timed, and after which the pass may be captured."""
+        assert self.call is not None
+        passes.seen += 1
+        outputs = self._timed(passes, x) if passes.seen == self.WARM else self.call(x)
+        if passes.captures:
+            passes.spent += passes.launched
+            rest = self.left // len(x) * passes.launched
+            price = self.CAPTURE_SECONDS + self.CAPTURE_LAUNCHES * passes.launched
+            if max(rest, passes.spent) > price:
+                self._capture(passes, x)
+        return outputs
+
+    def _timed(self, passes: _Passes, x: Any) -> Tensor:
+        assert self.call is not None
         torch.cuda.synchronize()
         start = time.perf_counter()
         outputs = self.call(x)
-        launched = time.perf_counter() - start
+        passes.launched = time.perf_counter() - start
         torch.cuda.synchronize()
         whole = time.perf_counter() - start
-        rest = self.left // len(x) * launched
-        price = self.CAPTURE_SECONDS + self.CAPTURE_LAUNCHES * launched
-        if launched > self.LAUNCH_SHARE * whole and rest > price:
-            self._capture(x)
+        passes.captures = passes.launched > self.LAUNCH_SHARE * whole
         return outputs
 
-    def _capture(self, x: Any) -> None:
+    def _capture(self, passes: _Passes, x: Any) -> None:
+        assert self.call is not None
+        passes.captures = False
         # The allocator frees nothing any more after a capture that failed, so try without one.
         if _waits_for_host(self.call, x):
             return
-        self.x, graph = _copied(x), torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
+        captured = [kind for kind, each in self.passes.items() if each.graph is not None]
+        if len(captured) >= self.MOST_GRAPHS:
+            del self.passes[captured[0]]
+        passes.x, graph = _copied(x), torch.cuda.CUDAGraph()
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        held = torch.cuda.memory_reserved(x.device)
+        side = torch.cuda.Stream(x.device)
         try:
-            with torch.cuda.graph(graph, stream=torch.cuda.Stream(x.device)):
-                self.outputs = self.call(self.x)
+            with torch.cuda.graph(graph, pool=self.pool, stream=side):
+                passes.outputs = self.call(passes.x)
         except (RuntimeError, ShoalError):
-            self.x, self.outputs = None, None
+            passes.x, passes.outputs = None, None
             torch.cuda.synchronize()
         else:
-            self.graph = graph
+            passes.graph = graph
+            self.taken += torch.cuda.memory_reserved(x.device) - held
+
+
+_kept_forwards: WeakKeyDictionary[Any, tuple[tuple, CapturedForward, list]] = WeakKeyDictionary()
+"""Captured passes of networks, with what they read, and casts of frozen tensors."""
+
+KEPT_MEMORY = 1 / 32
+"""Largest share of a GPU's memory that captured passes hold between two calls."""
+
+
+@contextmanager
+def captured_forward(networks: Networks, points: int | None) -> Iterator[CapturedForward]:
+    """A block in which passes without gradients may be replayed, also those of earlier blocks.
+
+    Replays read weights where they are, so training in place is seen. If a tensor was replaced, or
+    the precision changed, passes are captured anew. Threads do not share captured passes.
+
+    Args:
+        networks: the members, in evaluation mode on a GPU.
+        points: number of data points to come; None if unknown.
+    """
+    reads = _reads(networks)
+    known, forward, held = _kept_forwards.pop(networks, (None, None, []))
+    if forward is None or known != reads:
+        forward, held = CapturedForward(None, None), []
+    forward.call, forward.left, before = networks, points or 0, forward.taken
+    try:
+        yield forward
+    finally:
+        forward.call = None  # the networks can be freed
+        if forward.taken > before:  # the members forget their casts; a replay reads them
+            held.append([dict(group._lowered) for group in networks.groups])
+        memory = torch.cuda.get_device_properties(networks.device).total_memory
+        if forward.taken <= KEPT_MEMORY * memory:
+            _kept_forwards[networks] = reads, forward, held
+
+
+def _reads(networks: Networks) -> tuple:
+    """What a captured pass depends on: places of tensors, arithmetic, outputs and stream."""
+    places, settings = [], []
+    for group in networks.groups:
+        for tree in (group.weights, group.buffers, group.shared):
+            places += [(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tree.values()]
+        # a frozen tensor is cast once, outside of the captured pass
+        places += [t._version for t in group.shared.values() if not t.requires_grad]
+        output = group.skeleton.__dict__.get("_shoal_output")
+        settings.append((group.compute, id(group.derivatives), output))
+    matmul: Any = torch.backends.cuda.matmul
+    convolution: Any = torch.backends.cudnn
+    stream = torch.cuda.current_stream(networks.device).cuda_stream
+    return places, settings, matmul.allow_tf32, convolution.allow_tf32, stream
 
 
 def _waits_for_host(call: Callable[[Any], object], x: Any) -> bool:
@@ -447,7 +614,7 @@ def _kind(x: Any) -> Any:
     if not isinstance(x, (Tensor, Structured)):
         return None
     parts, form = ({"": x}, "") if isinstance(x, Tensor) else (x.tensors, repr(x.form))
-    return form, [(name, t.shape, t.stride(), t.dtype) for name, t in parts.items()]
+    return form, tuple((n, t.shape, t.stride(), t.dtype) for n, t in parts.items())
 
 
 def _copied(value: Any) -> Any:

@@ -1,8 +1,8 @@
 """The engine plan of a run: member runner, graph and compilation.
 
-`default_runner` chooses a member runner without timing, `fitted_to_cache` corrects it for a batch on
-a CPU, `parse_engine` reads the `engine` option, and `EnginePlan.settled_for` fills in the remaining
-choices for an ensemble on a device.
+`default_runner` chooses a member runner without timing, `fitted_to_cache` corrects it for a batch
+on a CPU, `parse_engine` reads the `engine` option, and `EnginePlan.settled_for` fills in the
+remaining choices for an ensemble on a device.
 """
 
 from collections.abc import Callable, Sequence

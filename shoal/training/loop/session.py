@@ -336,7 +336,10 @@ class Session:
     def _validate(self) -> dict[str, Any]:
         """Measures of the ensemble on the validation data, for the history."""
         assert self.data.held is not None
-        validation = Validation(self.data.held, self.processes.mesh, self.settings.options.frozen)
+        mover = self.trainer.mover
+        captures = mover.plan.graph and mover.memory.limit is None and self.part.offload is None
+        frozen = self.settings.options.frozen
+        validation = Validation(self.data.held, self.processes.mesh, frozen, captures)
         likelihood = self.trainer.mover.posterior.likelihood
         return {"validation": validation.measure(self.part, likelihood, self._chunked)}
 

@@ -9,7 +9,7 @@ best epoch of its own.
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from shoal.data.batches.sources import ArrayBatches, LoaderBatches, batches_of
 from shoal.data.dataset import Dataset, Split, held_out
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.processes.mesh import Mesh
+from shoal.engine.resources.graph import captured_forward
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.prediction.metrics import mean_scores
@@ -93,10 +94,13 @@ class Validation:
         batches: the data, in batches.
         mesh: the processes with the other members; None for one process.
         frozen: number of frozen members, which every process has.
+        captures: whether forward passes may be captured on a GPU, and replayed in later epochs.
     """
 
-    def __init__(self, batches: Data, mesh: Mesh | None = None, frozen: int = 0) -> None:
-        self.batches, self.mesh, self.frozen = batches, mesh, frozen
+    def __init__(
+        self, batches: Data, mesh: Mesh | None = None, frozen: int = 0, captures: bool = False
+    ) -> None:
+        self.batches, self.mesh, self.frozen, self.captures = batches, mesh, frozen, captures
 
     def measure(
         self, ensemble: Ensemble, likelihood: Likelihood, runner: MemberRunner | None = None
@@ -120,12 +124,17 @@ class Validation:
         self, ensemble: Ensemble, likelihood: Likelihood, runner: MemberRunner | None = None
     ) -> Iterator[tuple[Predictive, Any, Any]]:
         """Prediction of the finite members, targets and weights of each batch."""
-        for x, y in self._batches():
-            outputs, sound = self._outputs(ensemble, x, runner)
-            if bool(sound.any()):
-                targets, weight = parted(y)
-                members = outputs if bool(sound.all()) else outputs[sound]
-                yield Predictive(members, likelihood), targets, weight
+        captures = self.captures and runner is None and ensemble.device.type == "cuda"
+        call = lambda x: ensemble(x, runner)  # noqa: E731
+        points = self.batches.n
+        passes = captured_forward(ensemble, points) if captures else nullcontext(call)
+        with passes as forward:
+            for x, y in self._batches():
+                outputs, sound = self._outputs(ensemble, forward(x))
+                if bool(sound.any()):
+                    targets, weight = parted(y)
+                    members = outputs if bool(sound.all()) else outputs[sound]
+                    yield Predictive(members, likelihood), targets, weight
 
     def _batches(self) -> Iterator[tuple[Inputs, Any]]:
         batches = self.batches
@@ -134,11 +143,8 @@ class Validation:
         else:
             yield from Split(batches.x, batches.y).batches(batches.batch_size)
 
-    def _outputs(
-        self, ensemble: Ensemble, x: Inputs, runner: MemberRunner | None
-    ) -> tuple[Tensor, Tensor]:
+    def _outputs(self, ensemble: Ensemble, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs of all members [M, B, ...], and which of them are finite [M]."""
-        outputs = ensemble(x, runner)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         sound = ensemble.alive & (outputs < torch.inf).flatten(1).all(-1)
         if self.mesh is None:
