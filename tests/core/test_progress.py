@@ -49,6 +49,12 @@ class TestLines:
         make_progress(True, "kde", 10, 0).epoch(FIGURES | {"loss": None, "ratio": None})
         assert lines(capsys) == ["kde: epoch 3: loss not finite, 0.2 s"]
 
+    def test_what_a_start_waits_for(self, capsys):
+        progress = make_progress(True, "kde", 10, 0)
+        progress.note("capturing the step")
+        progress.note("")
+        assert lines(capsys) == ["kde: capturing the step"]
+
 
 class Terminal:
     """Standard error as a terminal while in a `with` block; `text` is what it showed."""
@@ -105,6 +111,13 @@ class TestBar:
         ):
             assert words in terminal.text
         assert terminal.whole_again
+
+    def test_it_shows_what_a_start_waits_for(self, terminal):
+        with terminal:
+            bar = make_progress(True, "f-kde", 12, 4)
+            bar.note("capturing the step")
+            bar.close()
+        assert "capturing the step" in terminal.text
 
     def test_a_run_on_a_terminal_draws_it_and_takes_it_down(self, terminal):
         with terminal:

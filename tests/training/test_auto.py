@@ -23,13 +23,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
 from shoal.core.errors import ConfigError, DataError, StorageError
-from shoal.data.batches.sources import ArrayBatches
+from shoal.data.batches.sources import ArrayBatches, batches_of
 from shoal.inference.likelihoods import Categorical
 from shoal.interaction.methods import METHODS
 from shoal.prediction.predictive import Predictive
 from shoal.training.folder.choice import CHOICE
 from shoal.training.folder.run import RunFolder
 from shoal.training.folder.run_folder import checked_config
+from shoal.training.mover import prepare
 from shoal.training.search import search as auto
 from shoal.training.search.candidates import (
     BUDGET,
@@ -358,6 +359,33 @@ def test_a_search_leaves_the_members_as_they_were_and_depends_on_the_seed_alone(
     assert one == other
     trials = [trial for candidate in one.candidates for trial in candidate.trials]
     assert len({trial.nll for trial in trials}) == len(trials)
+
+
+@pytest.mark.parametrize("held", [None, points(30)])
+def test_axes_are_fitted_once_to_the_data_of_all_trials(held, monkeypatch):
+    fits = []
+
+    def noted(repulsion, batches):
+        fits.append(len(batches.x))
+        return fitted(repulsion, batches)
+
+    fitted = prepare._fitted
+    monkeypatch.setattr(prepare, "_fitted", noted)
+    asked = {"method": "forde", "strength": "auto", "epochs": 6, "validation": held}
+    run = quick(plain, DATA, **asked)
+    chose_forde = run.config["method"] == "forde"
+    in_trials, whole = 80 if held is None else 100, held is None and chose_forde
+    assert fits == [in_trials, *([100] if whole else [])]
+
+
+def test_a_loader_is_read_anew_for_axes():
+    loader = DataLoader(TensorDataset(*DATA), 20)
+    batches = batches_of(loader, 20, 0, torch.device("cpu"), torch.float32)
+    known = prepare.Fitted()
+    repulsion = METHODS["forde"].repulsion
+    one, other = (known.tensors(repulsion, batches) for _ in range(2))
+    assert one is not other
+    assert_equal_trees(one, other)
 
 
 def test_candidates_train_on_the_batches_that_were_asked_for(monkeypatch):

@@ -91,6 +91,10 @@ class Progress(Protocol):
         """Show a sentence."""
         ...
 
+    def note(self, words: str) -> None:
+        """Show what the run waits for before its steps; "" when it waits no longer."""
+        ...
+
     def close(self) -> None:
         """After the run."""
         ...
@@ -117,6 +121,9 @@ class _Silent:
     def say(self, sentence: str) -> None:
         pass
 
+    def note(self, words: str) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -132,6 +139,10 @@ class _Lines(_Silent):
     def say(self, sentence: str) -> None:
         print(f"{self.label}: {printable(sentence)}", file=sys.stderr)
 
+    def note(self, words: str) -> None:
+        if words:
+            print(f"{self.label}: {words}", file=sys.stderr, flush=True)
+
 
 class _Bar(_Silent):
     def __init__(self, bar: Bar) -> None:
@@ -146,6 +157,10 @@ class _Bar(_Silent):
 
     def say(self, sentence: str) -> None:
         self.bar.say(printable(sentence))
+
+    def note(self, words: str) -> None:
+        self.bar.show(words)
+        self.bar.advance(0)
 
     def close(self) -> None:
         self.bar.stop()

@@ -156,7 +156,12 @@ class CapturedSteps:
         rate: the optimiser's learning rate, a scalar on the device.
         annealed: whether the annealing factor can differ from 1.
         room: the memory that the steps may take.
+
+    Attributes:
+        note: told in some words what the steps wait for, and "" when they wait no longer.
     """
+
+    WARM = 2
 
     def __init__(
         self,
@@ -182,6 +187,7 @@ class CapturedSteps:
         self.pool = torch.cuda.graph_pool_handle()
         self.side = torch.cuda.Stream(device)
         self.orders = OrdersAhead(batches.orders)
+        self.note: Callable[[str], object] = lambda words: None
 
     def epoch(self, epoch: int, start: int, count: int, step: int) -> Iterator[None]:
         """Take `count` steps of an epoch, from batch number `start`; `step` is the run's."""
@@ -195,15 +201,20 @@ class CapturedSteps:
             yield
 
     def _step(self, size: int) -> None:
-        # The first steps run eagerly: libraries choose kernels, the optimiser makes its state.
-        ready = self.warm.get(size, 0) >= (1 if self.graphs else 3)
+        # The first steps run eagerly: in the first one libraries choose kernels and the optimiser
+        # makes its states, in the second one come the kernels of a step that finds these states.
+        ready = self.warm.get(size, 0) >= (1 if self.graphs else self.WARM)
         if size not in self.graphs and ready and self.room.captures:
+            self.note("capturing the step")
             self.graphs[size] = self._captured(size)
+            self.note("")
             if not self.room.fits_captured():
                 self._forget()
         if size in self.graphs:
             self.graphs[size].replay()
             return
+        if not self.warm:
+            self.note("choosing and building kernels")
         self.warm[size] = self.warm.get(size, 0) + 1
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
@@ -268,7 +279,7 @@ class CapturedMove:
         room: the memory that the steps may take.
     """
 
-    WARM = 3
+    WARM = 2
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ from shoal.training.loop.trainer import Trainer
 from shoal.training.loop.validation import BestMembers, Data, Validation, keeps_best
 from shoal.training.members.division import check_mesh
 from shoal.training.mover.placement import place
-from shoal.training.mover.prepare import keep, prepared
+from shoal.training.mover.prepare import Fitted, keep, prepared
 from shoal.training.options.options import Options
 from shoal.training.options.settings import Settings
 
@@ -71,6 +71,7 @@ class RunData:
         classes: names of the classes in the order of the labels; None where they are not known.
         given: the data as the user gave them; None if they can be read only once, or members have
             different ones.
+        fitted: what runs on these training data have fitted to them.
     """
 
     batches: Data
@@ -80,6 +81,7 @@ class RunData:
     pixel_range: Sequence[float] | None
     classes: Sequence[str] | None
     given: GivenData | None = None
+    fitted: Fitted = field(default_factory=Fitted)
 
     @classmethod
     def of(cls, given: GivenData, batches: Data, held: Data | None, sites: torch.Size) -> "RunData":
@@ -160,15 +162,17 @@ class Session:
             processes.check_step(trainer.step)
             if options.keep_every is not None and trainer.step == 0:
                 self.beginning = processes.copied(self.part)
+            show = show and processes.first
+            progress = make_progress(show, self.settings.method.name, trainer.steps, trainer.step)
+            stack.callback(progress.close)
+            if trainer.captured is not None:
+                trainer.captured.note = progress.note
             memory = trainer.fit_batches()
             if trainer.mover.memory.decides:
                 self.provenance["memory"] = memory.table()
             stack.enter_context(trainer.mover.memory.limited())
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(trainer.autotune_threads())
-            show = show and processes.first
-            progress = make_progress(show, self.settings.method.name, trainer.steps, trainer.step)
-            stack.callback(progress.close)
             why = None if self.choice is None else self.choice.why
             for sentence in (self._guess, why, memory.sentence):
                 self.messages.say(progress, sentence)
@@ -203,7 +207,9 @@ class Session:
         path = None if self.folder is None else self.folder.path
         members = self.processes.part()
         self.part = place(members, device, dtype, settings, path, alone=mesh is None)
-        repulsion, self.axes = prepared(settings.method, self.batches, path, dtype)
+        repulsion, self.axes = prepared(
+            settings.method, self.batches, path, dtype, self.data.fitted
+        )
         stack.enter_context(calculating_in(settings.options.precision, self.part))
         trained, batches = self.part, self.batches
         if settings.options.cache:

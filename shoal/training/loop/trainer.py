@@ -174,6 +174,8 @@ class Trainer:
         memory.fit_cache(lambda: self.batches.first()[0])
         if not memory.decides:
             return MemoryChoice(memory.mapping)
+        if self.captured is not None:
+            self.captured.note("measuring the memory of a step")
         batches, data, other = self.batches, 0, 0.0
         if isinstance(batches, ArrayBatches):
             if self.ensemble.device.type == "cuda":

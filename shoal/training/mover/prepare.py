@@ -39,6 +39,7 @@ from shoal.training.options.settings import Settings
 __all__ = [
     "AXES",
     "PRECISIONS",
+    "Fitted",
     "check_count",
     "destination",
     "divided",
@@ -154,10 +155,18 @@ def prepared(
     batches: ArrayBatches | LoaderBatches,
     folder: Path | None,
     dtype: torch.dtype,
+    known: "Fitted | None" = None,
 ) -> tuple[Repulsion | None, Tree]:
     """The repulsion with axes, units and statistics as tensors on the members' device, and these.
 
     A resumed run reads the tensors that it began with.
+
+    Args:
+        method: the method.
+        batches: the training data.
+        folder: folder of the run; None for a run in memory.
+        dtype: type of the weights.
+        known: what was fitted to these data before; it grows.
     """
     repulsion = method.repulsion
     if repulsion is None or nothing_to_prepare(repulsion):
@@ -168,13 +177,35 @@ def prepared(
     if path is not None and path.exists() and fits:
         tensors = read_tensors(path)
     else:
-        tensors = _fitted(repulsion, batches)
+        tensors = (Fitted() if known is None else known).tensors(repulsion, batches)
     tensors = {name: tensor.to(device, dtype).contiguous() for name, tensor in tensors.items()}
     space = repulsion.space
     if space.base == "gradients":
         space = with_learned(space, tensors)
     points = placed(repulsion.points, tensors, device, dtype)
     return replace(repulsion, space=space, points=points), tensors
+
+
+class Fitted:
+    """Axes, units and statistics that were fitted to the same data, for runs that differ in more.
+
+    The trials of a search train several strengths in one space: decomposing the covariance of
+    inputs with thousands of coordinates takes longer than many of their steps.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Any, Any, Tree]] = []
+
+    def tensors(self, repulsion: Repulsion, batches: ArrayBatches | LoaderBatches) -> Tree:
+        """The tensors of this repulsion's space and points; a loader may differ at each reading."""
+        space, points = repulsion.space, repulsion.points
+        for known_space, known_points, tensors in self._known:
+            if known_space is space and known_points is points:
+                return tensors
+        tensors = _fitted(repulsion, batches)
+        if isinstance(batches, ArrayBatches):
+            self._known.append((space, points, tensors))
+        return tensors
 
 
 def nothing_to_prepare(repulsion: Repulsion) -> bool:

@@ -48,6 +48,7 @@ from shoal.training.loop.callbacks import Listeners
 from shoal.training.loop.session import RunData, Session, check_snapshots
 from shoal.training.loop.validation import Data, Validation, evaluating
 from shoal.training.members.shards import refill_trunk
+from shoal.training.mover.prepare import Fitted
 from shoal.training.options.options import AUTO, Options
 from shoal.training.options.settings import Settings
 from shoal.training.options.torch_schedules import Plateau
@@ -160,6 +161,8 @@ class Search:
             else strength_candidates(self.settings.method)
         )
         self.training, self.held_out = self._divided()
+        same = self.training is self.data.batches
+        self.fitted = self.data.fitted if same else Fitted()
         reasons = too_costly(candidates, self.ensemble, self.data.batches)
         left_out = self.processes.broadcast_from_first(lambda: reasons)
         self.results = {
@@ -302,6 +305,7 @@ class Search:
             self.data,
             batches=_from_beginning(self.training, steps),
             held=self.data.held if follows else None,
+            fitted=self.fitted,
         )
         session = Session(self.ensemble, settings, data, None, Listeners((), ()), mesh)
         with warnings.catch_warnings():
@@ -438,7 +442,9 @@ class HeldOutData:
         """
 
         def scored(data: Data) -> tuple[Tensor, Tensor | None]:
-            return _losses(Validation(data, mesh, frozen).predictions(ensemble, likelihood))
+            captures = mesh is None and ensemble.offload is None
+            validation = Validation(data, mesh, frozen, captures)
+            return _losses(validation.predictions(ensemble, likelihood))
 
         with torch.no_grad(), evaluating(ensemble):
             clean, weight = scored(self.clean)
