@@ -7,7 +7,7 @@ without reading more. It returns one sentence with the line to write, or None.
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -82,11 +82,19 @@ class View:
 
     @cached_property
     def outputs(self) -> Tensor | None:
-        """Outputs of the members for a few inputs [M, B, *S, C]; None if they cannot be had."""
+        """Outputs of a member for a few inputs [1, B, *S, C]; None if they cannot be had."""
+        return self._outputs_of(self.ensemble.slice_members(0, 1))
+
+    @cached_property
+    def every_output(self) -> Tensor | None:
+        """Outputs of all members [M, B, *S, C], which take as long as many steps on a GPU."""
+        return self._outputs_of(self.ensemble)
+
+    def _outputs_of(self, members: Ensemble) -> Tensor | None:
         few = self._as_taken(FEW)
         with _aside(self.ensemble):
             try:
-                return self.ensemble.without_side_effects().train(False)(few).double()
+                return members.without_side_effects().train(False)(few).double()
             except Exception:  # a network that takes whole batches alone; `fit` calls it properly
                 return None
 
@@ -112,11 +120,8 @@ class View:
         flat = isinstance(self.x, Tensor) and self.x.ndim == 2
         few, found = self._as_taken(POINTS if flat else FEW), []
         for group in self.ensemble.groups:
-            with _aside(self.ensemble), _entry(group.skeleton) as first:
-                try:
-                    call_network(group.skeleton, group.first_member(), group.taken(few))
-                except Exception:
-                    continue
+            with _aside(self.ensemble), _entry(group.skeleton) as first, suppress(Exception):
+                call_network(group.skeleton, group.first_member(), group.taken(few))
             found += first[:1]
         return found
 
@@ -145,13 +150,14 @@ def _aside(ensemble: Ensemble) -> Iterator[None]:
 
 @contextmanager
 def _entry(network: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
-    """Layers with weights or statistics, in the order of their calls, with their real inputs."""
+    """The first layer with weights or statistics, with its real inputs; the pass ends there."""
     called: list[tuple[nn.Module, Tensor]] = []
 
     def note(module: nn.Module, values: tuple[Any, ...]) -> None:
         value = values[0] if values else None
-        if isinstance(value, Tensor) and value.is_floating_point() and not called:
+        if isinstance(value, Tensor) and value.is_floating_point():
             called.append((module, value.detach()))
+            raise StopIteration
 
     leaves = [module for module in network.modules() if not list(module.children())]
     weighted = [leaf for leaf in leaves if list(leaf.parameters()) or _normalises(leaf)]
@@ -175,10 +181,10 @@ def probabilities_already(view: View) -> str | None:
     for networks with large random weights, which other networks leave.
     """
     likelihood = view.likelihood
-    if not isinstance(likelihood, Categorical | Bernoulli) or view.outputs is None:
+    if not isinstance(likelihood, Categorical | Bernoulli) or not _are_shares(view.outputs):
         return None
-    outputs = view.outputs
-    if not bool(((outputs >= 0) & (outputs <= 1)).all()):
+    outputs = view.every_output
+    if outputs is None or not _are_shares(outputs):
         return None
     name = "softmax" if isinstance(likelihood, Categorical) else "sigmoid"
     what = "softmax" if bool(((outputs.sum(-1) - 1).abs() < 1e-4).all()) else "sigmoid"
@@ -199,7 +205,12 @@ def _stay_within(view: View) -> bool:
             outputs = drawn_outputs(view.ensemble, GaussianPrior(10.0), 4, few, start)
         except Exception:
             return False
-    return bool(((outputs >= 0) & (outputs <= 1)).all())
+    return _are_shares(outputs)
+
+
+def _are_shares(outputs: Tensor | None) -> bool:
+    """Whether there are outputs, and all are between 0 and 1."""
+    return outputs is not None and bool(((outputs >= 0) & (outputs <= 1)).all())
 
 
 def far_from_unit_scale(view: View) -> str | None:

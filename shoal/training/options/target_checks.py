@@ -91,12 +91,17 @@ def _check_sites(y: torch.Tensor, sites: torch.Size) -> None:
 def _outputs(
     ensemble: Ensemble, batches: ArrayBatches | LoaderBatches
 ) -> tuple[torch.Tensor, Targets, Inputs]:
-    """Outputs of the networks for the first points, and targets and inputs of the first batch."""
+    """Outputs of the networks for the first points, and targets and inputs of the first batch.
+
+    One member stands for all of its architecture: the members may still be on the host, where a
+    pass of all takes as long as many steps on a GPU.
+    """
     x, y = batches.first()
     few = _as_taken(x[:2], ensemble)
     training = ensemble.training
+    shown = ensemble if len(ensemble.groups) > 1 else ensemble.slice_members(0, 1)
     try:
-        outputs = ensemble.train(False)(few)
+        outputs = shown.train(False)(few)
         if not outputs.requires_grad or not _all_depend(ensemble, few):
             raise ConfigError(
                 "the outputs of the network do not depend on its weights, so nothing can be "
