@@ -5,7 +5,8 @@
 
 Calls of `shoal.predict` take turns with the same members as ordinary modules, one after another,
 and with a single module. Inputs come from the host and outputs return to it. Prints the median
-(p50) and the 99th percentile (p99) of a call, in milliseconds. Before the measurement every kind of
+(p50) and the 99th percentile (p99) of a call, in milliseconds, and the median of its CPU seconds,
+which depend less on other work of the machine. Before the measurement every kind of
 call runs `--warm` times; the slowest of these calls (`first`) contains captures on a GPU.
 """
 
@@ -51,11 +52,11 @@ def callers(name: str, members: int, device: torch.device) -> tuple[dict[str, Ca
     return {"predict": ours, "module loop": loop, "one module": one}, x
 
 
-def seconds(call: Call, x: Tensor) -> float:
-    """Seconds of one call."""
-    started = time.perf_counter()
+def seconds(call: Call, x: Tensor) -> tuple[float, float]:
+    """Seconds of one call, and its CPU seconds."""
+    started, spent = time.perf_counter(), time.process_time()
     call(x)
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - spent
 
 
 def measured(name: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
@@ -67,7 +68,7 @@ def measured(name: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
     for what, sizes in {"single points": SHAPES[:1], "three shapes": SHAPES}.items():
         batches = [x[:size] for size in sizes]
         warm = {way: _first(call, batches, asked) for way, call in ways.items()}
-        times: dict[str, list[float]] = {way: [] for way in ways}
+        times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
         gc.collect()
         started = time.perf_counter()
         for number in range(asked.calls):
@@ -76,9 +77,9 @@ def measured(name: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
             if time.perf_counter() - started > asked.seconds:
                 break
         for way, found in times.items():
-            p50, p99 = torch.tensor(found, dtype=torch.float64).quantile(_ENDS).tolist()
+            (p50, cpu), (p99, _) = torch.tensor(found).double().quantile(_ENDS, dim=0).tolist()
             row = {"network": name, "what": what, "way": way, "calls": len(found)}
-            rows.append(row | {"p50": p50, "p99": p99, "first": warm[way]})
+            rows.append(row | {"p50": p50, "p99": p99, "cpu": cpu, "first": warm[way]})
         rows[-3]["deviation"] = deviation
         say(f"{name}, {what}: done")
     return rows
@@ -91,22 +92,23 @@ def _first(call: Call, batches: list[Tensor], asked: argparse.Namespace) -> floa
     """Seconds of the slowest of the first calls."""
     slowest, started = 0.0, time.perf_counter()
     for number in range(asked.warm):
-        slowest = max(slowest, seconds(call, batches[number % len(batches)]))
+        slowest = max(slowest, seconds(call, batches[number % len(batches)])[0])
         if time.perf_counter() - started > asked.seconds:
             break
     return slowest
 
 
-def shown(rows: list[dict[str, Any]]) -> str:
-    """A table of milliseconds; `ratio` is the loop's median over that of the row."""
-    loops = {(r["network"], r["what"]): r["p50"] for r in rows if r["way"] == "module loop"}
+def shown(rows: list[dict[str, Any]], gpu: bool) -> str:
+    """A table of milliseconds, and the loop's CPU seconds, on a GPU its p50, over the row's."""
+    key = "p50" if gpu else "cpu"
+    loops = {(r["network"], r["what"]): r[key] for r in rows if r["way"] == "module loop"}
     cells = [
         [row["network"], row["what"], row["way"], str(row["calls"])]
-        + [f"{1000 * row[name]:.3f}" for name in ("p50", "p99", "first")]
-        + [f"{loops[row['network'], row['what']] / row['p50']:.2f}"]
+        + [f"{1000 * row[name]:.3f}" for name in ("p50", "p99", "cpu", "first")]
+        + [f"{loops[row['network'], row['what']] / row[key]:.2f}"]
         for row in rows
     ]
-    return table(cells, ["", "", "", "calls", "ms p50", "p99", "first", "loop / p50"])
+    return table(cells, ["", "", "", "calls", "ms p50", "p99", "CPU p50", "first", "loop / row"])
 
 
 def main() -> None:
@@ -123,7 +125,7 @@ def main() -> None:
     value = title(asked.device) | {"members": asked.members, "shapes": SHAPES, "rows": []}
     for name in asked.networks.split(","):
         value["rows"] += measured(name, asked)
-    finish(value, shown(value["rows"]), asked.out)
+    finish(value, shown(value["rows"], asked.device.type == "cuda"), asked.out)
 
 
 if __name__ == "__main__":
