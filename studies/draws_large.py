@@ -328,23 +328,45 @@ def compute(seed: int, data: Data, skip: str, chosen: Chosen) -> Any:
     for members in range(1, POOL + 1):
         yield ["ensemble", "points", members, *data.scores(some(members)), members * each]
     for part in PARTS:
-        with Clock() as clock:
-            start, options = members_of(part, run, data, seed)
-        spent = clock.seconds + each * (1 if "cache" in options else CHAINS)
-        if "cache" in options:
-            yield [part, "points", CHAINS, *data.scores(predictor(start)), spent]
-        for model in MODELS:
-            if (part, model) not in chosen:  # no setting was tried
-                continue
-            with Clock() as clock:
-                made = MODELS[model](start, seed, STEPS, chosen[part, model], **options)
-            found = data.scores(predictor(made))
-            yield [part, model, CHAINS * DRAWS, *found, spent + clock.seconds]
+        yield from attempted(part, drawn(part, run, each, seed, data, chosen))
     for part, kind, count in LAPLACE if skip != "laplace" else ():
+        yield from attempted(kind, approximated(part, kind, count, run, each, data))
+
+
+def attempted(words: str, rows: Iterator[Any]) -> Iterator[Any]:
+    """The rows until one fails; the others are worth their time."""
+    try:
+        yield from rows
+    except Exception:
+        print(words, traceback.format_exc(limit=-4), flush=True)
+
+
+def drawn(
+    part: str, run: shoal.Run, each: float, seed: int, data: Data, chosen: Chosen
+) -> Iterator[list]:
+    """Rows of one part; a member of the run took `each` seconds."""
+    with Clock() as clock:
+        start, options = members_of(part, run, data, seed)
+    spent = clock.seconds + each * (1 if "cache" in options else CHAINS)
+    if "cache" in options:
+        yield [part, "points", CHAINS, *data.scores(predictor(start)), spent]
+    for model in MODELS:
+        if (part, model) not in chosen:  # no setting was tried
+            continue
         with Clock() as clock:
-            predict = laplace([run.ensemble.member(i) for i in range(count)], data, kind)
-        found = data.scores(predict)
-        yield [part, f"laplace {kind}", count, *found, clock.seconds + each * count]
+            made = MODELS[model](start, seed, STEPS, chosen[part, model], **options)
+        found = data.scores(predictor(made))
+        yield [part, model, CHAINS * DRAWS, *found, spent + clock.seconds]
+
+
+def approximated(
+    part: str, kind: str, count: int, run: shoal.Run, each: float, data: Data
+) -> Iterator[list]:
+    """The row of a Laplace approximation."""
+    with Clock() as clock:
+        predict = laplace([run.ensemble.member(i) for i in range(count)], data, kind)
+    found = data.scores(predict)
+    yield [part, f"laplace {kind}", count, *found, clock.seconds + each * count]
 
 
 MODELS = {"draws": chains, "swag": swag}
@@ -369,7 +391,7 @@ def choose(data: Data, within: float, file: Path) -> None:
     began = time.perf_counter()
     run = trained(shoal.Ensemble.init(network, CHAINS, seed=100), data, 100)
     print("members", *data.scores(predictor(run)), flush=True)
-    for turn in zip_longest(*(trials(part, run, data) for part in PARTS)):
+    for turn in zip_longest(*(attempted(part, trials(part, run, data)) for part in PARTS)):
         for part, model, setting, make in filter(None, turn):
             if time.perf_counter() - began > within:
                 return
