@@ -345,6 +345,7 @@ TITLES = {
     "crashes": "crashes",
 }
 UNIT = {"energy_rmse": 1000.0}
+TICKS = (0.06, 0.08, 0.1, 0.15, 0.2, 0.3)
 
 
 def values(rows: list[dict[str, str]], metric: str, **wanted: Any) -> list[float]:
@@ -466,11 +467,10 @@ def draw() -> None:
                 each = np.array([values(rows, metric, arm=arm, labels=n) for n in counts])
                 axes.plot(counts, each.mean(1), label=arm, **look(style).spot)
                 if arm in ("alarm", "random"):
-                    reach = t_quantile(0.975, each.shape[1] - 1) * each.std(1, ddof=1)
-                    reach /= math.sqrt(each.shape[1])
-                    ends = each.mean(1) - reach, each.mean(1) + reach
-                    axes.fill_between(counts, *ends, color=look(style).colour, alpha=0.15, lw=0)
-        above.set(ylabel="RMSE of forces (eV/Å)")
+                    axes.plot(counts, each, color=look(style).colour, alpha=0.35, linewidth=0.7)
+        above.set(ylabel="RMSE of forces (eV/Å)", yscale="log", yticks=TICKS)
+        above.yaxis.set_major_formatter("{x:g}")
+        above.yaxis.set_minor_formatter("")
         below.set(ylabel="AUROC of the deviation", xlabel="labels", xticks=counts)
         legend(figure, above)
         (FOLDER / "curves.png").write_bytes(png(figure, 110))

@@ -3,6 +3,8 @@
 from itertools import chain, repeat
 from types import SimpleNamespace
 
+import pytest
+
 from studies import common, own_batches, worth
 from studies.fidelity import samplers
 
@@ -47,6 +49,20 @@ def test_the_page_of_one_more_member_has_the_tables_of_its_raw_files():
     tables = worth.coverage_table, worth.ratio_table, worth.stops_table
     assert all(table() in page for table in tables)
     assert all(f"{worth.correlation(members):.2f}" in page for members in worth.FEW)
+
+
+def test_the_page_of_active_learning_has_the_tables_of_its_raw_files():
+    pytest.importorskip("ase", reason="ase is not installed")
+    from studies import active_learning
+
+    page = (active_learning.FOLDER / "README.md").read_text(encoding="utf-8")
+    tables = (
+        active_learning.arms_table,
+        active_learning.differences_table,
+        active_learning.curve_table,
+        active_learning.same_data_table,
+    )
+    assert all(table() in page for table in tables)
 
 
 def test_the_page_of_fidelity_has_the_tables_of_the_samplers():
