@@ -533,6 +533,12 @@ def _fidelity(parser: argparse.ArgumentParser) -> None:
         help="folder of a run: sample the posterior of its last layer (needs numpyro)",
     )
     add("--data", metavar="SPEC", help="training data, if the run cannot load its own")
+    add(
+        "--subspace",
+        type=int,
+        metavar="K",
+        help="the whole network in K directions through one member, not its last layer",
+    )
     add("--points", type=int, metavar="N", help="training points of the run (default: all)")
     add("--draws", type=int, default=1000, metavar="N", help="draws per chain (default: 1000)")
     add(
@@ -870,7 +876,8 @@ COMMANDS = {
         "shoal fidelity --methods ensemble,f-kde:legacy,f-kde:calibrated --seeds 3 -o runs/mine\n"
         "shoal fidelity --reference",
         _fidelity,
-        "\n\nWith RUN, the posterior is that of the last layer of the run, given its trunk.\n"
+        "\n\nWith RUN, the posterior is that of the last layer of the run, given its trunk,\n"
+        "or with --subspace that of the whole network in some directions through one member.\n"
         "Without RUN, the problems are small. Their posterior is known, in closed form or from\n"
         "long Markov chains. The same command can be typed again: it skips finished rows.",
     ),

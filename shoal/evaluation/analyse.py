@@ -163,6 +163,7 @@ def evidence(
 
 @checked(
     methods=list_of(text),
+    subspace=whole,
     points=whole_from(2),
     draws=whole_from(10),
     chains=whole_from(2),
@@ -174,6 +175,7 @@ def fidelity(
     *,
     test: Labelled | None = None,
     methods: Sequence[str] = METHODS,
+    subspace: int | None = None,
     points: int | None = None,
     draws: int = 1000,
     chains: int = 4,
@@ -181,12 +183,16 @@ def fidelity(
     seed: int = 0,
     progress: bool = False,
 ) -> Certificate:
-    """Measure how close the members of a run are to the posterior of its last layer.
+    """Measure how close methods are to the posterior of a run's last layer, or in a subspace.
 
     Given the trunk, NUTS samples the posterior of the last layer (`shoal[fidelity]`); for real
     targets with one noise it is known in closed form. The distances of three kinds of predictions
     are measured: of this run, of last layers that other methods train on the same features, and of
     last-layer Laplace. The trunk is that of member 0 if members have trunks of their own.
+
+    With `subspace=10`, NUTS samples the posterior of the whole network in ten directions through
+    one member: principal components of the first chain for a run of draws, random ones for trained
+    members. Methods train or draw in the same directions.
 
     The result stays in the folder of the run, or in memory for a run without a folder, and
     `shoal.report` shows it. The command `shoal fidelity RUN` does the same.
@@ -196,7 +202,9 @@ def fidelity(
         data: training data of the run: a `Dataset`, a pair (x, y) or a loader; by default the data
             set of the run, if it can be loaded by name.
         test: test set, a pair (x, y) or a loader, if `data` has none.
-        methods: methods that train the same last layers, as NAME, NAME:legacy or NAME:calibrated.
+        methods: methods that train the same weights, as NAME, NAME:legacy or NAME:calibrated, and
+            samplers that draw them.
+        subspace: number of directions of a subspace; None for the last layer.
         points: number of training points of the posterior; all by default.
         draws: draws per chain.
         chains: number of chains.
@@ -208,6 +216,7 @@ def fidelity(
     advice = f"type: {what_to_type('fidelity', run.config)}"
     known = training_data(run, data, test, advice, run.ensemble.dtype)
     how = {"methods": methods, "points": points, "draws": draws, "chains": chains}
+    how["subspace"] = subspace
     with Ticker(1 + len(methods), show=progress) as ticker:
         certificate = certify(run, known, **how, within=within, seed=seed, tell=ticker.tick)
     keep_certificate(run, certificate)

@@ -12,11 +12,11 @@ import torch
 from shoal import plots
 from shoal.analysis.fidelity import problems
 from shoal.analysis.fidelity import reference as references
-from shoal.analysis.fidelity.certificate import ITSELF, LAPLACE, RUN, Certificate
+from shoal.analysis.fidelity.certificate import ITSELF, RUN, Certificate
 from shoal.analysis.fidelity.reference import LIMIT
 from shoal.analysis.fidelity.score_shrinkage import measure
 from shoal.analysis.fidelity.study import ALWAYS, Budget, Row, discrepancy, summarise, train
-from shoal.core.display.text import number, table
+from shoal.core.display.text import counted, number, table
 from shoal.core.errors import ConfigError
 from shoal.core.storage.files import read_json, write_bytes, write_json
 
@@ -199,6 +199,12 @@ def certificate_sentences(certificate: Certificate) -> list[str]:
 
 
 def _sampled(certificate: Certificate) -> str:
+    if certificate.subspace:
+        return (
+            f"The posterior is that of all {certificate.all_weights:,} weights in "
+            f"{counted(certificate.subspace, 'direction')} through one member "
+            f"({certificate.layer}), on {certificate.points:,} training points."
+        )
     weights = certificate.outputs * (certificate.features + 1)
     trunk = "the trunk of all members" if certificate.shared_trunk else "the trunk of member 0"
     return (
@@ -223,16 +229,17 @@ def _quality(certificate: Certificate) -> str:
 
 def _closeness(certificate: Certificate) -> str:
     rows = {label: row["frechet/on"] for label, row in certificate.distances.items()}
-    apart = (RUN, ALWAYS, LAPLACE, ITSELF)
+    apart = (RUN, ALWAYS, certificate.laplace, ITSELF)
     others = {label: v for label, v in rows.items() if label not in apart}
     run, chains = "this run", certificate.chains
     if chains:
         run = f"this run ({chains} chains of {certificate.members // chains:,} draws)"
     error = f", with an error of {number(rows[ITSELF], 0.005)}" if ITSELF in rows else ""
+    exact, laplace = (number(rows[label], 0.005) for label in (ALWAYS, certificate.laplace))
     text = (
         f"The Fréchet distance of {run} on test inputs is {number(rows[RUN], 0.005)} posterior "
         f"standard deviations{error}. {certificate.exact or certificate.members:,} exact draws "
-        f"have {number(rows[ALWAYS], 0.005)}, and Laplace has {number(rows[LAPLACE], 0.005)}."
+        f"have {exact}, and Laplace has {laplace}."
     )
     if not others:
         return text
@@ -242,7 +249,12 @@ def _closeness(certificate: Certificate) -> str:
 
 def _caveats(certificate: Certificate) -> list[str]:
     notes = []
-    if not certificate.shared_trunk:
+    if certificate.subspace:
+        notes.append(
+            "Members of this run differ in all weights, so their row is not comparable; the other "
+            "rows move in the same directions as the posterior."
+        )
+    elif not certificate.shared_trunk:
         notes.append(
             "Members of this run have trunks of their own, so their distance also counts how "
             "trunks differ."

@@ -35,6 +35,7 @@ __all__ = [
     "features_of",
     "last_layer",
     "last_linear",
+    "output_curvature",
 ]
 
 
@@ -198,7 +199,7 @@ def last_layer(
     C, F = outputs.shape[1], inner.shape[1]
     H, size = inner.new_zeros(C, F, C, F), max(_NUMBERS // (C * C * F), 1)
     for a, b, c in zip(*(each.split(size) for each in (inner, outputs, y)), strict=True):
-        H += torch.einsum("ncd,na,nb->cadb", _output_curvature(likelihood, b, c), a, a)
+        H += torch.einsum("ncd,na,nb->cadb", output_curvature(likelihood, b, c), a, a)
     order = _weights_then_biases(C, F, layer.bias is not None)
     H, flat = H.reshape(C * F, C * F)[order][:, order], gradient.flatten()[order]
     theta = torch.cat([p.detach().flatten() for p in layer.parameters()])
@@ -234,7 +235,7 @@ def _output_gradient(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
     return vmap(grad(_log_prob(likelihood)))(f, y)
 
 
-def _output_curvature(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
+def output_curvature(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
     """Curvature of the log-likelihood at the outputs [B, C, C], without negative eigenvalues."""
     eigenvalues, V = torch.linalg.eigh(-vmap(jacrev(grad(_log_prob(likelihood))))(f, y))
     return V * eigenvalues.clamp_min(0).unsqueeze(-2) @ V.mT
@@ -266,7 +267,7 @@ def _summed_squares(module: nn.Module, weights: Tree, likelihood: Likelihood, da
     squares = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         for x, y in data.batches(CHUNK):
-            Λ = _output_curvature(likelihood, member_call(module, x), y)
+            Λ = output_curvature(likelihood, member_call(module, x), y)
             eigenvalues, V = torch.linalg.eigh(Λ)
             root = V * eigenvalues.clamp_min(0).sqrt().unsqueeze(-2)
             each = _each(one, x.tensors if isinstance(x, Structured) else x, root)

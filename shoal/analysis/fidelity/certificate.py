@@ -1,12 +1,14 @@
-"""Distances of a run, of the same last layers trained or drawn otherwise, and of Laplace, to the
+"""Distances of a run, of the same weights trained or drawn otherwise, and of Laplace, to the
 posterior.
 
-The posterior of the last layer given the trunk comes from the no-U-turn sampler, or in closed form
-for known normal noise. The sampler works in coordinates that Laplace's covariance whitens. The
+The weights are those of the last layer given the trunk, or those of the whole network on a subspace
+through one member. The posterior comes from the no-U-turn sampler, or for the last layer in closed
+form for known normal noise. The sampler works in coordinates that Laplace's covariance whitens. The
 certificate is stored in the folder of the run, or in its `results` without a folder.
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,10 +26,11 @@ from shoal.analysis.fidelity.distances import (
     output_distances,
     sliced_wasserstein,
 )
-from shoal.analysis.fidelity.last_layer_problem import LastLayer, last_layer_problem
+from shoal.analysis.fidelity.last_layer_problem import Restricted, last_layer_problem
 from shoal.analysis.fidelity.problems import Problem
 from shoal.analysis.fidelity.reference import LIMIT, Reference, Whitening
 from shoal.analysis.fidelity.study import ALWAYS, Budget, check_label, discrepancy, train
+from shoal.analysis.fidelity.subspace_problem import SubspaceProblem, subspace_problem
 from shoal.analysis.stored_results import keep_result, stored_table
 from shoal.core.display.text import seconds
 from shoal.core.errors import CheckpointCorrupt, ConfigError
@@ -55,6 +58,7 @@ METHODS = ("ensemble", "kde", "f-kde", "f-svgd", "kde:calibrated", "f-kde:calibr
 """Methods that train the same last layers for comparison, and a sampler that draws them."""
 
 RUN, LAPLACE, ITSELF = "this run", "last-layer Laplace", "error of the posterior"
+_LAPLACE_THERE = "Laplace in the subspace"
 LAPLACE_DRAWS, WARMUP = 1000, 300
 _HALVED = ("mean", "std", "frechet", "tv", "calibration")
 _COMPARED = 300
@@ -62,15 +66,18 @@ _COMPARED = 300
 
 _LARGEST, _EXACT = 4000, 4000
 
+_GRADIENTS = 15
+"""Gradients of a draw in whitened coordinates, roughly."""
+
 
 @dataclass(frozen=True)
 class Certificate:
-    """How close the members of a run are to the posterior of its last layer.
+    """How close the members of a run are to the posterior of its last layer, or in a subspace.
 
     Attributes:
         members: number of finite members; of a run of draws, the draws of all chains.
-        layer: name of the last layer.
-        features: number of inputs of the last layer.
+        layer: name of the last layer; of a subspace, what its directions are.
+        features: number of inputs of the last layer; 0 for a subspace.
         outputs: number of its outputs.
         points: training points of the posterior.
         all_points: training points of the run; more than `points` for a subset.
@@ -81,6 +88,8 @@ class Certificate:
         step: training step of the run.
         chains: number of chains of a run of draws; 0 if members are no draws.
         exact: number of exact draws in the row of the posterior's draws; 0 for `members` of them.
+        subspace: number of directions of a subspace; 0 for the last layer.
+        all_weights: number of weights of the network that the subspace is in; 0 for the last layer.
     """
 
     members: int
@@ -96,6 +105,13 @@ class Certificate:
     step: int
     chains: int = 0
     exact: int = 0
+    subspace: int = 0
+    all_weights: int = 0
+
+    @property
+    def laplace(self) -> str:
+        """The row of Laplace's approximation."""
+        return _LAPLACE_THERE if self.subspace else LAPLACE
 
     @property
     def converged(self) -> bool:
@@ -109,7 +125,7 @@ def price(points: int, weights: int, chains: int, draws: int) -> float:
     A gradient takes about 6 N D operations for the likelihood and 4 D² for the whitening, and a
     draw about fifteen gradients.
     """
-    gradients = 15 * chains * (WARMUP + draws)
+    gradients = _GRADIENTS * chains * (WARMUP + draws)
     return 5 + gradients * (6 * points * weights + 4 * weights**2) / 3e9
 
 
@@ -118,6 +134,7 @@ def certify(
     data: Dataset,
     *,
     methods: Sequence[str] = METHODS,
+    subspace: int | None = None,
     points: int | None = None,
     draws: int = 500,
     chains: int = 4,
@@ -126,41 +143,55 @@ def certify(
     budget: Budget | None = None,
     tell: Callable[[str], None] = lambda what: None,
 ) -> Certificate:
-    """Sample the posterior of the last layer and measure all distances; see `shoal.fidelity`."""
+    """Sample the posterior and measure all distances; see `shoal.fidelity`."""
     for label in methods:
         check_label(label)
-    layer = last_layer_problem(run, data, points, seed=seed)
-    _check_size(layer, chains, draws, within)
-    problem = layer.problem
-    gaussian = isinstance(problem.likelihood, Gaussian)
-    if not gaussian:
+    part = _part(run, data, subspace, points, seed)
+    problem = part.problem
+    closed = _has_closed_form(problem)
+    _check_size(part, chains, draws, within)
+    if not closed:
         require("numpyro", extra="fidelity")  # before any work
     whitening = laplace(problem)
-    if gaussian:
+    if closed:
         whole = references.closed_form(problem, _EXACT, kept=_EXACT)
     else:
         count = chains * draws
         whole = references.sampled(problem, WARMUP, draws, chains, seed, whitening, kept=count)
     tell(f"posterior: {whole.diagnostics['method']}")
     reference = replace(whole, draws=_spaced(whole.draws, _COMPARED))
-    members = len(layer.outputs["on"])
+    members = len(part.outputs["on"])
     exact = min(members, len(whole.draws) // 2)
     sampling = int(run.config.get(DRAWS, {}).get("chains", 0))
-    distances = {RUN: _of_run(layer, reference), ITSELF: _own_error(problem, whole)}
+    distances = {RUN: _of_run(part, reference), ITSELF: _own_error(problem, whole)}
     random = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(whole.draws), generator=random)[:exact]
     distances[ALWAYS] = _of_weights(problem, reference, whole.draws[order])
-    distances[LAPLACE] = _of_weights(problem, reference, _drawn(whitening, random))
+    there = LAPLACE if subspace is None else _LAPLACE_THERE
+    distances[there] = _of_weights(problem, reference, _drawn(whitening, random))
     plan = budget or Budget()
     plan = Budget(sampling or members, plan.steps, plan.lr)
     for label in methods:
         distances[label] = _of_weights(problem, reference, train(problem, label, plan, seed))
         tell(label)
     return Certificate(
-        members, layer.layer, problem.x.shape[1], problem.outputs, layer.points, layer.all_points,
-        layer.flat is not None, layer.off, reference.diagnostics, distances, step_of(run),
-        sampling, exact,
+        members, part.name, 0 if subspace else problem.x.shape[1], problem.outputs, part.points,
+        part.all_points, part.flat is not None, part.off, reference.diagnostics, distances,
+        step_of(run), sampling, exact, subspace or 0, part.all_weights,
     )  # fmt: skip
+
+
+def _part(
+    run: Any, data: Dataset, subspace: int | None, points: int | None, seed: int
+) -> Restricted:
+    """The weights whose posterior is sampled."""
+    if subspace is None:
+        return last_layer_problem(run, data, points, seed=seed)
+    return subspace_problem(run, data, subspace, points, seed=seed)
+
+
+def _has_closed_form(problem: Problem) -> bool:
+    return problem.in_jax and isinstance(problem.likelihood, Gaussian)
 
 
 def _own_error(problem: Problem, reference: Reference) -> dict[str, float]:
@@ -183,33 +214,51 @@ def _spaced(flat: Tensor, count: int) -> Tensor:
     return flat[index]
 
 
-def _check_size(layer: LastLayer, chains: int, draws: int, within: float) -> None:
+def _check_size(part: Restricted, chains: int, draws: int, within: float) -> None:
     """Refuse a posterior that is too large, with its price."""
-    weights = layer.weights
+    weights, problem = part.weights, part.problem
     if weights > _LARGEST:
+        advice = "take fewer directions"
+        if problem.in_jax:
+            advice = "put a narrower layer before the last one"
         raise ConfigError(
-            f"the last layer has {weights:,} weights, and its posterior can be sampled up to "
-            f"{_LARGEST:,}; put a narrower layer before the last one"
+            f"the posterior has {weights:,} weights, and can be sampled up to {_LARGEST:,}; "
+            f"{advice}"
         )
-    cost = price(layer.points, weights, chains, draws)
-    exact = isinstance(layer.problem.likelihood, Gaussian)
-    if cost > within and not exact:
-        fewer = max(100, int(layer.points * within / cost) // 100 * 100)
+    if _has_closed_form(problem):
+        return
+    cost = price(part.points, weights, chains, draws)
+    if isinstance(problem, SubspaceProblem):
+        cost = 20 + _GRADIENTS * (WARMUP + draws) * _seconds_of_gradient(problem, chains)
+    if cost > within:
+        fewer = max(100, int(part.points * within / cost) // 100 * 100)
         raise ConfigError(
-            f"sampling {weights:,} weights on {layer.points:,} points takes about {seconds(cost)}; "
+            f"sampling {weights:,} weights on {part.points:,} points takes about {seconds(cost)}; "
             f"allow it with within={cost:.0f}, or take a subset with points={fewer}"
         )
 
 
+def _seconds_of_gradient(problem: SubspaceProblem, chains: int) -> float:
+    """The time of one gradient of all chains, the shortest of three."""
+    z = problem.start.expand(chains, -1)
+    density, spent = references.Together(problem.log_density, z), []
+    for _ in range(3):
+        began = time.perf_counter()
+        density(z, 0)
+        spent.append(time.perf_counter() - began)
+    return min(spent)
+
+
 def laplace(problem: Problem) -> Whitening:
-    """Mean and root of the covariance of Laplace's approximation of a last layer.
+    """Mean and root of the covariance of Laplace's approximation.
 
     The mean maximises the posterior. The covariance is the inverse of H + P, with the generalised
     Gauss-Newton matrix H of the likelihood and the prior's precisions P.
     """
-    module = problem.build().double()
+    there = isinstance(problem, SubspaceProblem)
     sizes = sum(math.prod(shape) for shape in problem.shapes)
-    flat = torch.zeros(1, sizes, dtype=torch.float64, requires_grad=True)
+    start = problem.start if there else torch.zeros(sizes, dtype=torch.float64)
+    flat = start.clone().unsqueeze(0).requires_grad_()
     optimizer = torch.optim.LBFGS(
         [flat], max_iter=500, tolerance_grad=1e-8, tolerance_change=1e-12,
         line_search_fn="strong_wolfe",
@@ -223,6 +272,15 @@ def laplace(problem: Problem) -> Whitening:
 
     optimizer.step(loss)
     mean = flat.detach()[0]
+    curvature = problem.gauss_newton(mean) if there else _of_last_layer(problem, mean)
+    widths = torch.from_numpy(references.widths(problem))
+    eigenvalues, vectors = torch.linalg.eigh(curvature + widths.pow(-2).diag())
+    return mean, vectors * eigenvalues.rsqrt()
+
+
+def _of_last_layer(problem: Problem, mean: Tensor) -> Tensor:
+    """The generalised Gauss-Newton matrix of a last layer at its weights [D, D]."""
+    module = problem.build().double()
     with torch.no_grad():
         parts = mean.split([math.prod(shape) for shape in problem.shapes])
         for parameter, part in zip(module.parameters(), parts, strict=True):
@@ -230,10 +288,7 @@ def laplace(problem: Problem) -> Whitening:
     y = problem.y.double() if problem.y.is_floating_point() else problem.y
     expansion = last_layer(module, problem.likelihood, Split(problem.x.double(), y), 0.0)
     assert expansion.basis is not None
-    widths = torch.from_numpy(references.widths(problem))
-    precision = expansion.basis * expansion.curvature @ expansion.basis.mT + widths.pow(-2).diag()
-    eigenvalues, vectors = torch.linalg.eigh(precision)
-    return mean, vectors * eigenvalues.rsqrt()
+    return expansion.basis * expansion.curvature @ expansion.basis.mT
 
 
 def _drawn(whitening: Whitening, random: torch.Generator) -> Tensor:
@@ -253,11 +308,11 @@ def _of_weights(problem: Problem, reference: Reference, flat: Tensor) -> dict[st
     return distances
 
 
-def _of_run(layer: LastLayer, reference: Reference) -> dict[str, float]:
-    if layer.flat is not None:
-        return _of_weights(layer.problem, reference, layer.flat)
-    outputs = {place: outputs.float().cpu() for place, outputs in layer.outputs.items()}
-    return output_distances(layer.problem, reference, outputs)
+def _of_run(part: Restricted, reference: Reference) -> dict[str, float]:
+    if part.flat is not None:
+        return _of_weights(part.problem, reference, part.flat)
+    outputs = {place: outputs.float().cpu() for place, outputs in part.outputs.items()}
+    return output_distances(part.problem, reference, outputs)
 
 
 FILE = "certificate.json"

@@ -6,6 +6,7 @@ adapters or trunks of their own have no common features. The trunk of member 0 t
 only predictions of the run can be compared with the posterior, not its weights.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,40 +33,91 @@ from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.models.mlp import MLP
 from shoal.prediction.predict import member_outputs
 
-__all__ = ["LastLayer", "last_layer_problem"]
+__all__ = ["Restricted", "last_layer_problem", "setting_of"]
 
 
 @dataclass(frozen=True)
-class LastLayer:
-    """The problem, and what the run says about it.
+class Restricted:
+    """The problem of some weights given the others, and what the run says about it.
 
     Attributes:
-        problem: features and targets, with prior and likelihood of the run.
+        problem: inputs and targets, with prior and likelihood of the run.
         outputs: outputs of the run's finite members at the inputs on and off the data [M, B, C].
-        flat: weights of their last layers [M, D]; None if the members have trunks of their own.
-        layer: name of the last layer.
+        flat: the weights of the members in this problem [M, D]; None if other weights differ.
+        name: name of the last layer, or what the directions of a subspace are.
         points: number of training points; fewer than `all_points` if a subset was asked for.
         all_points: number of training points of the run.
         off: name of the OOD set; empty without any.
+        all_weights: trained weights of a member on a subspace; 0 for the last layer.
     """
 
     problem: Problem
     outputs: dict[str, Tensor]
     flat: Tensor | None
-    layer: str
+    name: str
     points: int
     all_points: int
     off: str
+    all_weights: int = 0
 
     @property
     def weights(self) -> int:
-        """D, number of weights and biases of the last layer."""
-        return self.problem.outputs * (self.problem.x.shape[1] + 1)
+        """D, number of weights of the problem."""
+        return sum(math.prod(shape) for shape in self.problem.shapes)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every problem of a run has: data in the unit of the outputs, prior and predictions.
+
+    Attributes:
+        train: training inputs and targets.
+        y: training targets in the unit of the outputs.
+        truth: test targets in this unit.
+        likelihood: the likelihood in this unit.
+        prior: the weight prior of the run.
+        places: test inputs, "on", and OOD inputs, "off".
+        off: name of the OOD set; empty without any.
+        finite: numbers of the finite members.
+        module: the first of them.
+        outputs: outputs of the finite members at the places [M, B, C].
+    """
+
+    train: Split
+    y: Tensor
+    truth: Tensor
+    likelihood: Likelihood
+    prior: FanIn | GaussianPrior
+    places: dict[str, Any]
+    off: str
+    finite: list[int]
+    module: nn.Module
+    outputs: dict[str, Tensor]
+
+
+def setting_of(run: Any, data: Dataset, points: int | None, inputs: int, seed: int) -> Setting:
+    """What the problems of a run have in common; the arguments of `last_layer_problem`."""
+    train, test = _subset(data.train, points, seed), data.test
+    if test is None or test.y is None:
+        raise ConfigError("fidelity compares predictions on test data; pass test=(x_test, y_test)")
+    if isinstance(train.x, Opaque) or train.y is None:
+        raise ConfigError("fidelity needs inputs and targets as arrays; pass data=(x, y)")
+    finite = run.ensemble.alive.cpu().nonzero().flatten().tolist()
+    if not finite:
+        raise ConfigError("all members of the run diverged; train again")
+    places = {"on": test.x[:inputs]}
+    off = next(iter(data.ood), "")
+    if off:
+        places["off"] = data.ood[off].x[:inputs]
+    likelihood, y, truth = _standard(run.likelihood, train.y, test.y[:inputs])
+    outputs = {place: member_outputs(run.ensemble, x)[finite] for place, x in places.items()}
+    module = run.ensemble.member(finite[0]).cpu().eval()
+    return Setting(train, y, truth, likelihood, _prior(run), places, off, finite, module, outputs)
 
 
 def last_layer_problem(
     run: Any, data: Dataset, points: int | None = None, inputs: int = 200, seed: int = 0
-) -> LastLayer:
+) -> Restricted:
     """The last layer of a run on its training data.
 
     Args:
@@ -75,33 +127,20 @@ def last_layer_problem(
         inputs: number of test and of OOD inputs at which predictions are compared.
         seed: fixes the chosen points.
     """
-    train, test = _subset(data.train, points, seed), data.test
-    if test is None or test.y is None:
-        raise ConfigError("fidelity compares predictions on test data; pass test=(x_test, y_test)")
-    if isinstance(train.x, Opaque) or train.y is None:
-        raise ConfigError("fidelity needs inputs and targets as arrays; pass data=(x, y)")
-    finite = run.ensemble.alive.cpu().nonzero().flatten().tolist()
-    if not finite:
-        raise ConfigError("all members of the run diverged; train again")
-    module = run.ensemble.member(finite[0]).cpu().eval()
-    name, layer = last_linear(module, train.x[:1])
+    setting = setting_of(run, data, points, inputs, seed)
+    module, places = setting.module, setting.places
+    name, layer = last_linear(module, setting.train.x[:1])
     if layer.bias is None:
         raise ConfigError(f"fidelity needs a last layer with a bias, and '{name}' has none")
-    places = {"on": test.x[:inputs]}
-    off = next(iter(data.ood), "")
-    if off:
-        places["off"] = data.ood[off].x[:inputs]
     phi = {place: _features(module, x) for place, x in places.items()}
-    likelihood, y, truth = _standard(run.likelihood, train.y, test.y[:inputs])
-    x = _features(module, train.x)
+    x = _features(module, setting.train.x)
     empty = x[:0] if "off" not in phi else phi["off"]
-    width = layer.out_features
     problem = Problem(
-        "last layer", x, y, phi["on"], empty, MLP(()), likelihood, _prior(run), width, truth
+        "last layer", x, setting.y, phi["on"], empty, MLP(()), setting.likelihood, setting.prior,
+        layer.out_features, setting.truth,
     )  # fmt: skip
-    outputs = {place: member_outputs(run.ensemble, x)[finite] for place, x in places.items()}
-    flat = _common_weights(run, finite, places["on"][:8])
-    return LastLayer(problem, outputs, flat, name, len(x), len(data.train), off)
+    flat = _common_weights(run, setting.finite, places["on"][:8])
+    return Restricted(problem, setting.outputs, flat, name, len(x), len(data.train), setting.off)
 
 
 def _subset(train: Split, points: int | None, seed: int) -> Split:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,7 @@ class Problem:
         prior: prior on the weights.
         outputs: number of outputs of a member.
         truth: targets at `on`, for the accuracy of predictions [A].
+        in_jax: whether `reference.potential` has the density as a function of JAX.
     """
 
     name: str
@@ -52,6 +54,8 @@ class Problem:
     prior: WeightPrior
     outputs: int
     truth: Tensor
+
+    in_jax: ClassVar[bool] = True
 
     @property
     def classes(self) -> bool:

@@ -23,11 +23,14 @@ from shoal.inference.likelihoods import Gaussian, HeteroscedasticGaussian
 from shoal.inference.likelihoods.real_targets import LEAST
 from shoal.inference.priors import FanIn
 from shoal.inference.priors import Gaussian as GaussianPrior
+from shoal.inference.samplers import NUTS, Plan
 from shoal.inference.samplers.convergence import effective_draws, split_rhat
+from shoal.training.draws.moves import drawn
 
 __all__ = [
     "Chains",
     "Reference",
+    "Together",
     "Whitening",
     "closed_form",
     "home",
@@ -76,6 +79,8 @@ def sample_chains(
     They are drawn from the prior, or with twice the standard deviations of a whitening. A good
     whitening makes trajectories short, and changes no density: θ is linear in z.
     """
+    if not problem.in_jax:
+        return _called_back(problem, warmup, draws, chains, seed, around)
     jax, numpyro = require("jax", "fidelity"), require("numpyro", "fidelity")
     infer = require("numpyro.infer", "fidelity")
     with jax.enable_x64(True):
@@ -95,6 +100,41 @@ def sample_chains(
         samples = mean + samples @ root.T
     sampler = f"NUTS, numpyro {numpyro.__version__}"
     return Chains(torch.from_numpy(samples).float(), divergences, sampler)
+
+
+def _called_back(
+    problem: Problem, warmup: int, draws: int, chains: int, seed: int, around: Whitening | None
+) -> Chains:
+    """The chains of a density that torch alone has: the sampler `nuts`, in whitened coordinates."""
+    each = widths(problem)
+    mean, root = (0.0, torch.from_numpy(each).diag()) if around is None else around
+    random = torch.Generator().manual_seed(seed)
+    start = torch.randn(chains, len(each), generator=random, dtype=torch.float64)
+    start = start if around is None else 2 * start
+    density = Together(lambda z: problem.log_density(mean + z @ root.mT), start)
+    z, state = drawn(density, start, Plan(NUTS(depth=8), draws, warmup, 1, seed))
+    sampler = f"NUTS, numpyro {require('numpyro', 'fidelity').__version__}"
+    weights = (mean + z @ root.mT).transpose(0, 1).float()
+    return Chains(weights, int(state["diverged"].sum()), sampler)
+
+
+class Together:
+    """A log density of many particles [M, D] at once, as samplers take it."""
+
+    points = 1.0
+
+    def __init__(self, log_density: Callable[[Tensor], Tensor], start: Tensor) -> None:
+        self.log_density = log_density
+        self.numbers = torch.full((len(start),), start.shape[1])
+        self.used = torch.ones_like(start[:1, :1])
+
+    def __call__(self, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """See `samplers.Density`."""
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            values = self.log_density(x)
+            (gradient,) = torch.autograd.grad(values.sum(), x)
+        return values.detach(), gradient
 
 
 def _whitened(problem: Problem, around: Whitening) -> Callable[[Any], Any]:

@@ -66,6 +66,7 @@ def _of_run(options: Namespace) -> Outcome:
         opened,
         data,
         methods=tuple(options.methods.split(",")) if options.methods else METHODS,
+        subspace=options.subspace,
         points=options.points,
         draws=options.draws,
         within=options.within,
