@@ -20,12 +20,15 @@ from small_runs import (
 )
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from triton_ready import needs_gpu
 
 import shoal
 from shoal.core.errors import ConfigError, DataError, StorageError
 from shoal.data.batches.sources import ArrayBatches, batches_of
+from shoal.engine.resources.graph import CapturedForward
 from shoal.inference.likelihoods import Categorical
 from shoal.interaction.methods import METHODS
+from shoal.models.resnet import ResNet20
 from shoal.prediction.predictive import Predictive
 from shoal.training.folder.choice import CHOICE
 from shoal.training.folder.run import RunFolder
@@ -563,3 +566,22 @@ def test_images_and_regression_are_searched(monkeypatch):
     ).choice  # fmt: skip
     assert choice.shifts == ("noise", "translation", "contrast", "blur")
     assert choice.points == 8
+
+
+@needs_gpu
+def test_a_captured_pass_scores_as_an_eager_one(monkeypatch):
+    x = torch.rand(400, 3, 8, 8, generator=torch.Generator().manual_seed(0)).cuda()
+    y = torch.arange(400).remainder(5).cuda()
+    held_out = held_out_data(ArrayBatches(x, y, 20), 0, "images")
+    ensemble = shoal.Ensemble.init(lambda: ResNet20((4, 6)).build((3, 8, 8), 5), 3).to("cuda")
+    replays, found = [], []
+    replay = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda g: replays.append(1) or replay(g))
+    monkeypatch.setattr(CapturedForward, "LAUNCH_SHARE", 0.0)
+    for seconds in (-1.0, 1e9):
+        monkeypatch.setattr(CapturedForward, "CAPTURE_SECONDS", seconds)
+        found.append(held_out.scores(ensemble, Categorical()))
+        assert len(replays) == 5 * 20 - CapturedForward.WARM
+    captured, eager = found
+    assert torch.equal(captured.clean, eager.clean)
+    assert torch.equal(captured.shifted, eager.shifted)

@@ -13,7 +13,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from shoal.engine.derivatives import affine_formulas, formulas
 from shoal.engine.functorch import functorch
 
-__all__ = ["TYPES", "arithmetic", "by_kernels", "interpreted", "is_mapped", "takes_device"]
+__all__ = [
+    "TYPES",
+    "arithmetic",
+    "by_kernels",
+    "interpreted",
+    "is_mapped",
+    "launchers",
+    "takes_device",
+]
 
 
 def arithmetic(x: Tensor, layer: str) -> ModuleType:
@@ -24,7 +32,7 @@ def arithmetic(x: Tensor, layer: str) -> ModuleType:
         layer: `batchnorm` or `affine`.
     """
     if by_kernels(x):
-        return _module(f"launch_{layer}_kernels")
+        return launchers(layer)
     return formulas if layer == "batchnorm" else affine_formulas
 
 
@@ -68,5 +76,6 @@ def interpreted() -> bool:
 
 
 @functools.cache
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"shoal.engine.derivatives.{name}")
+def launchers(layer: str) -> ModuleType:
+    """The functions that start the kernels of a layer."""
+    return importlib.import_module(f"shoal.engine.derivatives.launch_{layer}_kernels")

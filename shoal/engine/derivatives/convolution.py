@@ -19,11 +19,15 @@ from torch import Tensor
 from torch.autograd import Function
 
 from shoal.engine.derivatives.again import again_of
+from shoal.engine.derivatives.backend import by_kernels, launchers
 from shoal.engine.derivatives.demand import wanted
 from shoal.engine.derivatives.known_rows import Known
 from shoal.engine.derivatives.layout import all_but_channels
 
 __all__ = ["Geometry", "convolve"]
+
+LONGEST = 5
+"""Longest side of a filter for each channel whose gradients are kernels; they unroll its points."""
 
 
 class Geometry(NamedTuple):
@@ -45,6 +49,10 @@ class Geometry(NamedTuple):
     def of(cls, stride: Any, padding: Any, dilation: Any, groups: int, axes: int) -> "Geometry":
         """Numbers or sequences, as the functions of torch take them."""
         return cls(_each(stride, axes), _each(padding, axes), _each(dilation, axes), groups)
+
+    def depthwise(self, weight: Tensor) -> bool:
+        """Whether every channel of an image has a filter of its own."""
+        return weight.ndim == 4 and 1 < self.groups == len(weight) and weight.shape[1] == 1
 
     def outputs(self, x: Tensor, weight: Tensor) -> tuple[int, ...]:
         """Shape of the convolution of x."""
@@ -161,6 +169,11 @@ def _native_gradients(
     g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, at_input: bool
 ) -> Tensor:
     stride, padding, dilation, groups = geometry
+    if geometry.depthwise(weight) and by_kernels(x) and g.dtype == x.dtype:
+        if max(weight.shape[2:]) <= LONGEST:
+            kernels = launchers("depthwise")
+            gradient = kernels.at_input if at_input else kernels.at_weight
+            return gradient(g, x, weight, geometry)
     none = [0] * len(stride)
     mask = [at_input, not at_input, False]
     gradients = torch.ops.aten.convolution_backward(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -156,12 +156,16 @@ class CapturedSteps:
         rate: the optimiser's learning rate, a scalar on the device.
         annealed: whether the annealing factor can differ from 1.
         room: the memory that the steps may take.
+        kind: what the kernels of a step depend on; steps of one kind may differ in their data.
 
     Attributes:
         note: told in some words what the steps wait for, and "" when they wait no longer.
     """
 
     WARM = 2
+
+    _known: ClassVar[set[Hashable]] = set()
+    """Kinds of steps that this process has captured before."""
 
     def __init__(
         self,
@@ -171,8 +175,10 @@ class CapturedSteps:
         rate: Tensor,
         annealed: bool,
         room: MemoryRoom,
+        kind: Hashable,
     ) -> None:
         device = batches.x.device
+        self.kind = kind
         self.move, self.batches, self.rate, self.annealed = move, batches, rate, annealed
         self.room = room
         self.pace = torch.tensor(pace, device=device, dtype=rate.dtype)
@@ -201,12 +207,10 @@ class CapturedSteps:
             yield
 
     def _step(self, size: int) -> None:
-        # The first steps run eagerly: in the first one libraries choose kernels and the optimiser
-        # makes its states, in the second one come the kernels of a step that finds these states.
-        ready = self.warm.get(size, 0) >= (1 if self.graphs else self.WARM)
-        if size not in self.graphs and ready and self.room.captures:
+        if size not in self.graphs and self._ready(size) and self.room.captures:
             self.note("capturing the step")
             self.graphs[size] = self._captured(size)
+            self._known.add(self.kind)
             self.note("")
             if not self.room.fits_captured():
                 self._forget()
@@ -220,6 +224,15 @@ class CapturedSteps:
         with torch.cuda.stream(self.side):
             self._body(size)
         torch.cuda.current_stream().wait_stream(self.side)
+
+    def _ready(self, size: int) -> bool:
+        """Whether enough steps of this size have run eagerly.
+
+        In the first one, libraries choose kernels and the optimiser makes its states. A second one
+        builds the kernels of a step that finds these states, unless the process has them already.
+        """
+        has_kernels = bool(self.graphs) or self.kind in self._known
+        return self.warm.get(size, 0) >= (1 if has_kernels else self.WARM)
 
     def _forget(self) -> None:
         """Delete all graphs and their memory; the next steps run eagerly and are captured anew."""

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from derivatives_reference import distance
+from derivatives_reference import distance, run_kernels
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import vmap
 from torch.nn import functional as F
+from triton_ready import needs_triton
 
 from shoal.engine.derivatives.convolution import Geometry, convolve
 
@@ -106,3 +107,60 @@ def test_nobody_computes_a_weight_gradient_that_nobody_wants(monkeypatch):
     assert asked == [[True, False, False]]
     torch.autograd.grad(slope.sum(), weight)
     assert [mask[1] for mask in asked] == [False, True, True]
+
+
+DEPTHWISE = """
+import sys
+import torch
+from torch.nn import functional as F
+from shoal.engine.derivatives import backend, convolution
+from shoal.engine.derivatives.convolution import Geometry, convolve
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+cases = [
+    (24, (3, 3), {"padding": 1}, torch.float32, 1e-5),
+    (70, (3, 5), {"padding": (1, 2), "stride": (2, 1)}, torch.float32, 1e-5),
+    (5, (5, 5), {"padding": 2, "stride": 2}, torch.float32, 1e-5),
+    (8, (3, 2), {"padding": (2, 0), "dilation": (2, 1), "stride": (1, 2)}, torch.float32, 1e-5),
+    (16, (3, 3), {"padding": 1, "stride": 2}, torch.bfloat16, 5e-3),
+]
+for channels, sides, settings, dtype, allowed in cases:
+    random = torch.Generator().manual_seed(channels)
+    x = torch.randn(3, channels, 9, 8, generator=random).to(device, dtype)
+    weight = torch.randn(channels, 1, *sides, generator=random).to(device, dtype)
+    usual = {"stride": 1, "padding": 0, "dilation": 1, "groups": channels, **settings}
+    found, wanted = [], []
+    for out, kind in ((found, dtype), (wanted, torch.float64)):
+        image = x.to(kind, memory_format=torch.channels_last, copy=True).requires_grad_()
+        filters = weight.to(kind).requires_grad_()
+        if kind == dtype:
+            assert backend.by_kernels(image.detach())
+            y = convolve(image, filters, None, Geometry.of(**usual, axes=2))
+        else:
+            y = F.conv2d(image, filters, **usual)
+        toward = torch.randn(y.shape, generator=random.manual_seed(1)).to(device, dtype).to(kind)
+        out += torch.autograd.grad(y, (image, filters), toward)
+        if kind == dtype:
+            assert out[0].is_contiguous(memory_format=torch.channels_last)
+            assert out[1].dtype == dtype and out[1].is_contiguous()
+    for name, mine, plain in zip(("input", "weight"), found, wanted):
+        apart = ((mine.double() - plain).norm() / plain.norm()).item()
+        assert apart < allowed, (channels, name, apart)
+assert "shoal.engine.derivatives.launch_depthwise_kernels" in sys.modules
+"""
+
+
+@needs_triton
+def test_kernels_compute_the_gradients_of_a_filter_for_each_channel():
+    run_kernels(DEPTHWISE)
+
+
+def test_which_convolutions_have_a_filter_for_each_channel():
+    def depthwise(shape, groups):
+        return geometry({"groups": groups}).depthwise(torch.empty(shape))
+
+    assert depthwise((4, 1, 3, 3), 4)
+    assert not depthwise((4, 1, 3, 3), 2)
+    assert not depthwise((8, 1, 3, 3), 4)
+    assert not depthwise((1, 1, 3, 3), 1)
+    assert not depthwise((4, 4, 3, 3), 1)
