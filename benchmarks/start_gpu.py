@@ -10,6 +10,7 @@ steps. Every phase waits for the device at its end. Phases overlap: a step conta
 
 import argparse
 import functools
+import importlib
 import json
 import os
 import shutil
@@ -95,6 +96,10 @@ def watch(phases: Phases) -> None:
     from shoal.training.mover import step_memory
     from shoal.training.search import search
 
+    for name in ("default_likelihood", "check_targets", "look"):
+        phases.wrap(
+            importlib.import_module("shoal.training.fit"), name, f"before the session: {name}"
+        )
     phases.wrap(Ensemble, "to", "members to the device")
     phases.wrap(Session, "_make_trainer", "trainer")
     phases.wrap(Trainer, "fit_batches", "memory plan")
@@ -306,47 +311,67 @@ def made(network: str, members: int, points: int) -> Any:
 
 
 def depthwise(device: torch.device, quick: bool) -> None:
-    """In a process of its own: first and later calls of depthwise convolutions, per library."""
-    shapes = [(32, 3, 1, 112), (96, 3, 2, 112), (144, 5, 2, 56), (240, 3, 2, 28), (480, 5, 1, 14)]
+    """In a process of its own: first and later gradients of depthwise convolutions, by each way."""
+    shapes = [
+        (32, 3, 1, 112), (96, 3, 2, 112), (144, 3, 1, 56), (144, 5, 2, 56), (240, 5, 1, 28),
+        (240, 3, 2, 28), (480, 3, 1, 14), (672, 5, 1, 14), (672, 5, 2, 14), (1152, 5, 1, 7),
+    ]  # fmt: skip
     rows = []
-    for channels, side, stride, width in shapes[:1] if quick else shapes:
-        for layout in (torch.contiguous_format, torch.channels_last):
-            for cudnn in (True, False):
-                rows.append(one_depthwise(channels, side, stride, width, layout, cudnn, device))
-                print(rows[-1], flush=True)
+    for shape in shapes[:1] if quick else shapes:
+        for way in ("library", "kernels", "library, channels first"):
+            rows.append(one_depthwise(*shape, way, device))
+            print(rows[-1], flush=True)
     print("RESULT " + json.dumps(rows), flush=True)
 
 
 def one_depthwise(
-    channels: int, side: int, stride: int, width: int, layout: Any, cudnn: bool,
-    device: torch.device,
-) -> str:  # fmt: skip
-    """Milliseconds of the first and of later calls of forward, and of both gradients."""
-    # Another number of channels for each way, so that no way finds what another has prepared.
-    channels += 8 * (2 * cudnn + (layout is torch.channels_last))
-    x = torch.randn(BATCH, channels, width, width, device=device).bfloat16()
-    x = x.contiguous(memory_format=layout)
+    channels: int, side: int, stride: int, width: int, way: str, device: torch.device
+) -> str:
+    """Milliseconds of the first and of later calls of both gradients."""
+    from shoal.engine.derivatives.convolution import Geometry
+
+    layout = torch.contiguous_format if "first" in way else torch.channels_last
+    of = (channels, -(-width // stride), -(-width // stride))
+    x, g = (
+        torch.randn(BATCH, *shape, device=device).bfloat16().contiguous(memory_format=layout)
+        for shape in ((channels, width, width), of)
+    )
     w = torch.randn(channels, 1, side, side, device=device).bfloat16()
-    pad, none = [side // 2] * 2, [0, 0]
+    geometry = Geometry.of(stride, side // 2, 1, channels, 2)
 
-    def forward() -> torch.Tensor:
-        return torch.convolution(x, w, None, [stride] * 2, pad, [1, 1], False, none, channels)
+    def by_library(at_input: bool) -> Any:
+        mask = [at_input, not at_input, False]
+        each = [stride] * 2, [side // 2] * 2, [1, 1], False, [0, 0], channels, mask
+        return torch.ops.aten.convolution_backward(g, x, w, None, *each)[0 if at_input else 1]
 
-    def gradient(mask: list[bool]) -> Any:
-        return torch.ops.aten.convolution_backward(
-            g, x, w, None, [stride] * 2, pad, [1, 1], False, none, channels, mask
-        )
+    def by_kernels(at_input: bool) -> Any:
+        from shoal.engine.derivatives import launch_depthwise_kernels as kernels
 
-    found, of = [], (channels, -(-width // stride), -(-width // stride))
-    with torch.backends.cudnn.flags(enabled=cudnn):
-        g = torch.randn(BATCH, *of, device=device).bfloat16().contiguous(memory_format=layout)
-        for call in (forward, lambda: gradient([True, False, False]),
-                     lambda: gradient([False, True, False])):  # fmt: skip
-            found += [f"{spent(call, 1, device):.1f}", f"{spent(call, 1, device):.2f}"]
-            found.append(f"{spent(call, 9, device):.3f}")
-    kind = "last" if layout is torch.channels_last else "first"
-    name = f"{channels} channels {kind}, {side}x{side}/{stride} on {width}, cudnn {cudnn}"
-    return f"{name}: forward, at input, at weight (first, second, later ms) {' '.join(found)}"
+        return (kernels.at_input if at_input else kernels.at_weight)(g, x, w, geometry)
+
+    found, call = [], by_kernels if way == "kernels" else by_library
+    for at_input in (True, False):
+        first = spent(functools.partial(call, at_input), 1, device)
+        later = least(functools.partial(call, at_input), device)
+        found.append(f"{first:.0f} then {later:.3f}")
+        if way == "kernels":
+            apart = call(at_input).float() - by_library(at_input).float()
+            found[-1] += f" (apart {apart.norm() / by_library(at_input).float().norm():.1e})"
+    name = f"{channels} channels, {side}x{side}/{stride} on {width}, {way}"
+    return f"{name}: at input {found[0]} ms, at weight {found[1]} ms"
+
+
+def least(call: Callable[[], Any], device: torch.device) -> float:
+    """Milliseconds of one call on the device, captured ten times so that nothing waits."""
+    if device.type != "cuda":
+        return spent(call, 2, device)
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(10):
+            call()
+    return min(spent(graph.replay, 5, device) for _ in range(3)) / 10
 
 
 def builds(device: torch.device) -> None:
@@ -431,8 +456,6 @@ def show(name: str, state: str, result: Any) -> None:
         print(f"  fit {number}: kernels {kernels}" if kernels else f"  fit {number}: no kernels")
         for row in fit["host"] or ():
             print(f"  fit {number}: {row}")
-        for form in sorted(fit["forms"]) if state == "cold" else ():
-            print(f"    {form}")
     sys.stdout.flush()
 
 
@@ -462,22 +485,21 @@ def measure(asked: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     def run(name: str, state: str, cache: str, more: list[str]) -> Any:
         left = asked.within - (time.perf_counter() - BEGUN)
         if left < 5:
-            print(f"{name} ({state}): no time left", flush=True)
-            return None
+            return "no time left"
         found = value[f"{name} ({state})"] = in_process([*more, *common], cache, left)
         return found
 
+    found = run("depthwise", "", tempfile.mkdtemp(), ["--depthwise"])
+    print("\n".join(found) if isinstance(found, list) else found, flush=True)
     for number, name in enumerate(asked.networks):
         cache = tempfile.mkdtemp()
         show(name, "cold", run(name, "cold", cache, ["--one", name]))
         if number < 2:
             show(name, "warm disk", run(name, "warm disk", cache, ["--one", name]))
-        if number == 0:
+        if asked.profiled and number == 0:
             found = run(name, "profiled", cache, ["--one", name, "--profile"])
             show(name, "profiled, warm disk", found)
         if number == 1:
-            found = run("depthwise", "", cache, ["--depthwise"])
-            print("\n".join(found) if isinstance(found, list) else found, flush=True)
             print("8 kernels:", run("builds", "", tempfile.mkdtemp(), ["--builds"]), flush=True)
             show_search(run("search", "cold", tempfile.mkdtemp(), ["--search"]))
         shutil.rmtree(cache, ignore_errors=True)
@@ -486,10 +508,11 @@ def measure(asked: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, or be one of the processes that do."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="a small, short test")
     parser.add_argument("--within", type=float, default=150.0, help="seconds for everything")
+    parser.add_argument("--profiled", action="store_true", help="operations of the first network")
     parser.add_argument("--networks", type=lambda text: text.split(","))
     parser.add_argument("-o", "--out", type=Path)
     for name in ("one", "profile", "search", "depthwise", "builds"):
