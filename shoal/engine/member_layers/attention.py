@@ -10,7 +10,7 @@ of their gradients. In `self_attention` they stay parts of one linear layer.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -64,7 +64,10 @@ def attend_folded(
     whole = whole_of((query, key, value))
     outputs = _short((folded[0], folded[1], folded[2], mask), whole, *settings, **named)
     if outputs is None:
-        outputs = _attend(*folded, mask, *settings, **named)
+        # The folded tensors are no longer those of `vmap`, which would draw masks for M of them.
+        drops = (settings[0] if settings else named.get("dropout_p", 0.0)) > 0
+        with temporarily_clear_interpreter_stack() if drops else nullcontext():
+            outputs = _attend(*folded, mask, *settings, **named)
     if depth == 4:
         outputs = outputs.unflatten(0, (members, -1))
     return functorch._add_batch_dim(outputs, 0, level)

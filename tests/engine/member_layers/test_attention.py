@@ -70,6 +70,22 @@ def test_second_derivatives():
     torch.testing.assert_close(second, wanted, rtol=1e-10, atol=1e-12)
 
 
+def test_dropout_has_a_mask_of_its_own_for_every_member_and_leaves_the_mean():
+    """Equal logits: a mean of T kept or dropped ones over 1 - p, so 1 in the mean."""
+    q, ones, p, length = torch.zeros(M, B, H, 64, D), torch.ones(M, B, H, 64, D), 0.4, 64
+
+    def attend(q, v):
+        return F.scaled_dot_product_attention(q, q, v, dropout_p=p)
+
+    with folded_attention():
+        outputs = vmap(attend, randomness="different")(q, ones)
+    assert outputs.shape == q.shape and not torch.equal(outputs[0], outputs[1])
+    rows = outputs[..., 0]  # all D columns share the mask
+    error = (p / (1 - p) / length / rows.numel()) ** 0.5
+    assert abs(float(rows.mean()) - 1) < 5 * error
+    torch.testing.assert_close(float(rows.var()), p / (1 - p) / length, rtol=0.2, atol=0)
+
+
 def test_outside_of_vmap_nothing_is_different():
     q = drawn(B, H, T, D)
     plain = F.scaled_dot_product_attention
