@@ -168,7 +168,7 @@ def page(rows):
                 judged = "pay" if away.high < 0 else "cost" if away.low > 0 else "are not decided"
                 verdicts.append(
                     f"{network}, {sampler}: NLL {away.difference:+.4f} ({away.low:+.4f} to "
-                    f"{away.high:+.4f}) beside as many seconds of members: draws {judged}."
+                    f"{away.high:+.4f}) beside more members: draws {judged}."
                 )
     seeds = ", ".join(sorted({row["seed"] for row in rows}))
     table = markdown_table(["network", *HEADER[2:]], lines)
