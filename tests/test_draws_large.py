@@ -45,6 +45,6 @@ def test_a_model_is_compared_with_as_many_seconds_of_members():
     rows = [row("ensemble", "points", m, 1 / m, 2.0 * m) for m in range(1, study.POOL + 1)]
     rows += [row("whole", "draws", 80, 0.1, 11.0), row("heads", "draws", 80, 0.1, 999.0)]
     both = [each | {"seed": seed} for each in rows for seed in ("0", "1")]
-    told = study.page(both)
+    told = study.page(both, [])
     assert "| whole | draws | 6 | -0.0667" in told
     assert f"| heads | draws | {study.POOL} | -0.0250" in told

@@ -4,6 +4,9 @@ import json
 
 from shoal.prediction.statistics import FEWEST
 from studies.decided import headline, weights
+from studies.draws_corners import PROBLEMS
+from studies.draws_page import posteriors, scores
+from studies.draws_uci import SMALL as SMALL_UCI
 from studies.guide.claims_cifar import ELEVEN, SMALL
 from studies.guide.claims_landscape import seen
 from studies.guide.evidence import (
@@ -244,6 +247,62 @@ def kernels_of_particles():
     )
 
 
+def _away(values, first, second, problems):
+    """The difference of two arms on some problems, paired by problem and split or seed."""
+    return difference(
+        *(
+            {key: v for key, v in values[arm].items() if key[0] in problems}
+            for arm in (first, second)
+        )
+    )
+
+
+def draws_of_small_networks():
+    """Draws beside as many seconds of plain members, on tables and digits."""
+    uci, digits = (scores(RESULTS / "draws" / name) for name in ("uci.csv", "digits.csv"))
+    small = _away(uci, "draws", "more members", SMALL_UCI)
+    start = _away(uci, "repelled draws", "draws", SMALL_UCI)
+    yield Finding(
+        "Do draws predict better than as many seconds of plain members?",
+        Setting("five UCI problems", "draws by mclmc of five networks", "3 splits", "draws-uci"),
+        f"NLL {interval(small)}; repelled members as starts change it by {interval(start)}",
+        "none: equal seconds; predictions take as long as those of 5,000 networks",
+        "results/draws/corners.md",
+    )
+    cells = [
+        f"{network}, {sampler} {interval(_away(digits, sampler, 'more members', (network,)))}"
+        for network, sampler in (
+            ("perceptron", "mclmc"), ("perceptron", "sghmc"), ("convolutions", "sghmc")
+        )
+    ]  # fmt: skip
+    seeds = {key[1] for key in digits["sghmc"]}
+    yield Finding(
+        "The same on images?",
+        Setting("digits", "draws of five perceptrons or small CNNs", len(seeds), "draws-digits"),
+        f"NLL: {'; '.join(cells)}",
+        "none: equal seconds",
+        "results/draws/digits.md",
+    )
+
+
+def draws_of_known_posteriors():
+    """Draws beside as many seconds of plain members, on known posteriors."""
+    near = posteriors()["frechet"]
+    cells = [
+        f"{problem} {interval(_away(near, 'ensemble + hmc', 'more ensemble', (problem,)))}"
+        for problem in PROBLEMS
+    ]
+    seeds = {key[1] for key in near["ensemble + hmc"]}
+    yield Finding(
+        "Are draws nearer to the posterior than as many seconds of plain members?",
+        Setting("four known posteriors", "draws by hmc of 20 members", len(seeds),
+                "draws-posteriors"),
+        f"Fréchet distance of predictions: {', '.join(cells)}",
+        "none: equal seconds",
+        "results/draws/corners.md",
+    )  # fmt: skip
+
+
 def _there(part):
     """The findings of a part; none if its raw file is missing."""
     try:
@@ -256,5 +315,8 @@ def more_findings():
     """All of them; a study that has no raw file yet has no line."""
     for part in (repeated, axes, residual_networks, landscape, small, surrogates):
         yield from part()
-    for part in (small_networks, tables_of_the_field, metrics_of_outputs, kernels_of_particles):
+    for part in (
+        small_networks, tables_of_the_field, metrics_of_outputs, kernels_of_particles,
+        draws_of_small_networks, draws_of_known_posteriors,
+    ):  # fmt: skip
         yield from _there(part)
