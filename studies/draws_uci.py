@@ -286,7 +286,9 @@ def _beside_bde(cells):
         ratios = [f"{math.exp(away[m].mean()):.2f}" for m in ("rmse", "seconds")]
         lines.append([problem, f"{away['nll'].mean():+.3f}", *ratios])
     table = markdown_table(["draws beside bde", "NLL", "RMSE, times", "seconds, times"], lines)
-    nll, rmse, cost = (paired_difference(*values(m)) for m in ("nll", "rmse", "seconds"))
+    nll, rmse, cost = (
+        paired_difference(ours, theirs) for ours, theirs in map(values, ("nll", "rmse", "seconds"))
+    )
     lower = [sum(a < b for a, b in zip(*values(m), strict=True)) for m in ("nll", "rmse")]
     ratio, low, high = map(math.exp, rmse)
     return (
