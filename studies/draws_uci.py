@@ -282,9 +282,10 @@ def _beside_bde(cells):
 
     lines = []
     for problem in SMALL:
-        away = {m: np.subtract(*values(m, (problem,))) for m in ("nll", "rmse", "seconds")}
-        ratios = [f"{math.exp(away[m].mean()):.2f}" for m in ("rmse", "seconds")]
-        lines.append([problem, f"{away['nll'].mean():+.3f}", *ratios])
+        means = {m: np.mean(values(m, (problem,)), axis=1) for m in ("nll", "rmse", "seconds")}
+        away = {m: ours - theirs for m, (ours, theirs) in means.items()}
+        ratios = [f"{math.exp(away[m]):.2f}" for m in ("rmse", "seconds")]
+        lines.append([problem, f"{away['nll']:+.3f}", *ratios])
     table = markdown_table(["draws beside bde", "NLL", "RMSE, times", "seconds, times"], lines)
     nll, rmse, cost = (
         paired_difference(ours, theirs) for ours, theirs in map(values, ("nll", "rmse", "seconds"))
