@@ -27,6 +27,7 @@ ECE are below those of draws at temperature 1, with paired intervals of 95 % bel
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -43,8 +44,10 @@ HEADER = ["seed", "arm", "held out", "nll", "accuracy", "ece", "auroc", "seconds
 HELD_OUT = 260
 TEMPERATURES, WIDTHS = (1.0, 0.3, 0.1, 0.03, 0.01), (4.0, 2.0, 0.5, 0.25)
 FIRST = "draws, T = 1"
-COLD = {f"draws, T = {t:g}": {"temperature": t} for t in TEMPERATURES}
-WIDE = {f"draws, prior width {w:g}": {"prior": {"name": "gaussian", "std": w}} for w in WIDTHS}
+COLD: dict[str, dict[str, Any]] = {f"draws, T = {t:g}": {"temperature": t} for t in TEMPERATURES}
+WIDE: dict[str, dict[str, Any]] = {
+    f"draws, prior width {w:g}": {"prior": {"name": "gaussian", "std": w}} for w in WIDTHS
+}
 CHOICES = {"chosen temperature": list(COLD), "chosen width": [FIRST, *WIDE]}
 CALIBRATED = {"members": "members, calibrated", FIRST: "draws, T = 1, calibrated"}
 
