@@ -42,8 +42,8 @@ Which corner of {{plain, repelled}} x {{points, draws}} is nearest to the poster
 predicts best, at equal cost? The docstrings of the commands are the plan; they were written before
 the runs. "More" points are as many members as take the seconds of their draws. Seconds are those of
 the processor, one thread, on x86 cores. All arms of a seed ran on one of two machines, whose speeds
-differ about twofold. Known posteriors: {seeds}. Differences are paired by seed or
-split, with 95 % intervals by Student's t, not corrected for their number.
+differ about twofold. Known posteriors: {seeds}. Differences are paired by seed or split, with 95 %
+intervals by Student's t, not corrected for their number.
 
 {answer}
 
@@ -301,24 +301,26 @@ def _draw_differences(axes: Any, uci: Values, digits: Values) -> None:
 
 
 ANSWER = """
-**Nearest to the posterior: draws.** On the three networks draws are far nearer than as many seconds
-of plain members, or of repelled members. Between plain and repelled starts nearly all is open: a
-chain forgets where it began. Only the linear model has repelled points (`kde:calibrated`) nearest
-beside draws by `mclmc`.
+**Nearest to the posterior: draws on networks.** On the three networks draws are far nearer than as
+many seconds of plain members, or of repelled members. Between plain and repelled starts all is
+open: no start is shown to be nearer, by either sampler. On the linear model points repelled by
+`kde:calibrated` are nearest.
 
 **Best prediction: it depends on the data.** On the UCI problems draws, of either start, have the
 lowest NLL. On digits more plain members have it, for both networks; draws by `mclmc` for the
 perceptron are not decided. There draws are better in AUROC and a little in accuracy. Nearest to the
 posterior and best in NLL are not the same.
 
-**Repelled points.** They are nearer to the posterior than plain points where they are calibrated in
-function space, and mostly with `kde`. With the strength of this study their NLL is higher at equal
-cost on small tables and for the perceptron. It is lower nowhere.
+**Repelled points.** `f-svgd:calibrated` is nearer to the posterior than plain points on all four,
+`kde:calibrated` on two and farther on two. With the strength of this study, NLL of repelled points
+is higher at equal cost on the five small tables and for the perceptron. It is shown to be lower
+nowhere.
 
-**Chains that repel.** They predict no better than the same chains without repulsion. Strength 0.5
-and noise 0.5 are farther from the posterior than noise 1 on the three networks: there the score of
-20 members does not replace the noise. Strength 1 and noise 1 are farther on the linear model, as
-the doubled temperature says, and no different on the others.
+**Chains that repel.** They are not shown to predict better or worse than the same chains without
+repulsion. Strength 0.5 and noise 0.5 are nearer to the posterior than noise 1 on the linear model
+and farther on the three networks: there the score of 20 members does not replace the noise.
+Strength 1 and noise 1 are farther on the linear model, as the doubled temperature says, nearer on
+`regression`, and no different on the others.
 """
 
 

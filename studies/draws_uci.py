@@ -2,6 +2,7 @@
 
 python -m studies.draws_uci --uci uci_regression.npz --rates --jobs 12    # rates.csv, once
 python -m studies.draws_uci --uci uci_regression.npz --jobs 12 [--splits 0] [--groups plain,bde]
+python -m studies.draws_uci --uci uci_regression.npz --loading --problems yacht,wine --jobs 4
 
 A second call goes on where the first one stopped; `--page` writes the page alone.
 
@@ -159,7 +160,7 @@ def by_sghmc(run, table, seed, rate, repels=False):
     return repelling_chains(run, data, **how, **more)
 
 
-def sampled_by_bde(table, seed):
+def sampled_by_bde(table, seed, **fewer):
     """Size, NLL, RMSE and coverage of bde's mixture, and its seconds."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("XLA_FLAGS", ONE_THREAD)
@@ -167,10 +168,10 @@ def sampled_by_bde(table, seed):
     from bde.loss import GaussianNLL  # pyright: ignore[reportMissingImports]
 
     middle, unit = float(table.y.mean()), float(table.y.std())
+    length = {"epochs": 1000, "warmup_steps": 5000, "n_samples": 2000, "n_thinning": 2} | fewer
     model = BdeRegressor(
-        loss=GaussianNLL(), hidden_layers=[UNITS], n_members=CHAINS, seed=seed, epochs=1000,
-        validation_split=0.15, patience=20, lr=0.005, weight_decay=0.0, warmup_steps=5000,
-        n_samples=2000, n_thinning=2,
+        loss=GaussianNLL(), hidden_layers=[UNITS], n_members=CHAINS, seed=seed, patience=20,
+        validation_split=0.15, lr=0.005, weight_decay=0.0, **length,
     )  # fmt: skip
     began = time.process_time()
     model.fit(x=table.x, y=((table.y - middle) / unit)[:, None])
@@ -237,6 +238,13 @@ def try_rate(archive, problem, split, rate):
     table = Table(np.load(archive), problem, split)
     drawn = by_sghmc(trained(table, split, False), table, split, rate)
     yield [[str(rate), f"{scores(drawn, table)[0]:.6g}"]]
+
+
+def loaded(archive, problem, split, arm):
+    """Seconds of bde, and of bde with hardly any steps: what it compiles and loads."""
+    fewer = {"epochs": 2, "warmup_steps": 20, "n_samples": 10} if arm == "few steps" else {}
+    *_, seconds = sampled_by_bde(Table(np.load(archive), problem, split), split, **fewer)
+    yield [[arm, f"{seconds:.6g}"]]
 
 
 def rate_of(rates, problem):
@@ -308,6 +316,7 @@ def main():
     parser.add_argument("--problems", default=",".join(SMALL + LARGE))
     parser.add_argument("--groups", default=",".join(GROUPS))
     parser.add_argument("--rates", action="store_true", help="choose learning rates of sghmc")
+    parser.add_argument("--loading", action="store_true", help="seconds that bde compiles")
     parser.add_argument("--page", action="store_true", help="write the page alone")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--within", type=float, default=math.inf, help="seconds for all cells")
@@ -325,6 +334,12 @@ def main():
         write_missing(
             asked.out / "rates.csv", header, cells, lambda *cell: [str(cell[2])], act, *how
         )
+        return
+    if asked.loading:
+        cells = [(problem, 0, arm) for problem in problems for arm in ("few steps", "bde")]
+        file, header = asked.out / "loading.csv", ["problem", "split", "arm", "seconds"]
+        act = partial(loaded, asked.uci)
+        write_missing(file, header, cells, lambda *cell: [cell[2]], act, *how)
         return
     file = asked.out / "uci.csv"
     if not asked.page:
