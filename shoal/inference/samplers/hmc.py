@@ -19,7 +19,6 @@ NUTS chooses n by doubling (`samplers.nuts`). Its trees differ from chain to cha
 chains waits for the longest one. So n is a setting here.
 """
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,7 +28,7 @@ from torch import Tensor
 from shoal.core.errors import ConfigError
 from shoal.core.random import derive
 from shoal.core.types import Tree
-from shoal.inference.samplers.sampler import Clock, Density, moved_where, registry
+from shoal.inference.samplers.sampler import Clock, Density, OnAllData, moved_where, registry
 
 __all__ = ["HMC"]
 
@@ -55,7 +54,7 @@ dimensions: acceptance 0.90 where 0.80 was wanted.
 
 @registry.register("hmc", cite=("duane1987hybrid", "neal2011mcmc", "hoffman2014nuts"))
 @dataclass(frozen=True)
-class HMC:
+class HMC(OnAllData):
     """Hamiltonian Monte Carlo with gradients of all data: exact, for few weights.
 
     Attributes:
@@ -76,20 +75,6 @@ class HMC:
             raise ConfigError(f"leaps must be 1 or more, not {self.leaps}")
         if not 0 < self.acceptance < 1:
             raise ConfigError(f"acceptance must lie between 0 and 1, not {self.acceptance}")
-
-    @property
-    def whole(self) -> bool:
-        """Energies compare one density with itself, so every step sees all data."""
-        return True
-
-    @property
-    def kept(self) -> float:
-        """Every step may give a draw."""
-        return 1.0
-
-    def keeps(self, clock: Clock) -> bool:
-        """See `Sampler`."""
-        return True
 
     def begin(self, density: Density, x: Tensor, seed: int) -> Tree:
         """See `Sampler`."""
@@ -123,14 +108,6 @@ class HMC:
 
     def _count(self, clock: Clock) -> int:
         return 1 + derive(clock.seed, "leaps", clock.step) % self.leaps
-
-    def phase(self, clock: Clock) -> Hashable | None:
-        """See `Sampler`. Graphs of all numbers of leaps would take more than they save."""
-        return None
-
-    def pace(self, clock: Clock) -> tuple[float, ...]:
-        """See `Sampler`."""
-        return ()
 
     def _tune(self, state: Tree, chance: Tensor, clock: Clock) -> None:
         """Dual averaging of log ε; the mean of its later values is the size after the warm-up."""

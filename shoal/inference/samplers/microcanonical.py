@@ -32,7 +32,7 @@ from torch import Tensor
 
 from shoal.core.errors import ConfigError
 from shoal.core.types import Tree
-from shoal.inference.samplers.sampler import Clock, Density, moved_where, registry
+from shoal.inference.samplers.sampler import Clock, Density, OnAllData, moved_where, registry
 
 __all__ = ["MCLMC"]
 
@@ -57,7 +57,7 @@ _TUNED = 0.6
 
 @registry.register("mclmc", cite=("robnik2023microcanonical", "robnik2024fluctuation"))
 @dataclass(frozen=True)
-class MCLMC:
+class MCLMC(OnAllData):
     """Microcanonical Langevin chains with gradients of all data, which tune themselves.
 
     Attributes:
@@ -77,11 +77,6 @@ class MCLMC:
             raise ConfigError(f"energy_error must be positive, not {self.energy_error}")
         if not self.length > 0:
             raise ConfigError(f"length must be positive, not {self.length}")
-
-    @property
-    def whole(self) -> bool:
-        """Energies compare one density with itself, so every step sees all data."""
-        return True
 
     def begin(self, density: Density, x: Tensor, seed: int) -> Tree:
         """See `Sampler`."""
@@ -188,15 +183,6 @@ class MCLMC:
         state["limit"] = torch.full_like(state["limit"], torch.inf)
         for name in ("rough", "weight", "count", "sum", "squares", "gradients"):
             state[name] = torch.zeros_like(state[name])
-
-    @property
-    def kept(self) -> float:
-        """Every step may give a draw."""
-        return 1.0
-
-    def keeps(self, clock: Clock) -> bool:
-        """See `Sampler`."""
-        return True
 
     def diagnostics(self, state: Tree) -> dict[str, Tensor]:
         """See `Sampler`."""

@@ -16,7 +16,7 @@ they are independent of its own.
 """
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -30,7 +30,7 @@ from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.core.optional import require
 from shoal.core.random import derive
 from shoal.core.types import Tree
-from shoal.inference.samplers.sampler import Clock, Density, registry
+from shoal.inference.samplers.sampler import Clock, Density, OnAllData, registry
 
 __all__ = ["NUTS"]
 
@@ -43,7 +43,7 @@ _LEAF = "numpyro"
 
 @registry.register("nuts", cite=("hoffman2014nuts", "phan2019composable"))
 @dataclass(frozen=True)
-class NUTS:
+class NUTS(OnAllData):
     """The no-U-turn sampler of NumPyro: exact, for few weights.
 
     Attributes:
@@ -64,20 +64,6 @@ class NUTS:
             raise ConfigError(f"depth must lie between 1 and 20, not {self.depth}")
         if not 0 < self.acceptance < 1:
             raise ConfigError(f"acceptance must lie between 0 and 1, not {self.acceptance}")
-
-    @property
-    def whole(self) -> bool:
-        """Energies compare one density with itself, so every step sees all data."""
-        return True
-
-    @property
-    def kept(self) -> float:
-        """Every step may give a draw."""
-        return 1.0
-
-    def keeps(self, clock: Clock) -> bool:
-        """See `Sampler`."""
-        return True
 
     def begin(self, density: Density, x: Tensor, seed: int) -> Tree:
         """See `Sampler`."""
@@ -106,14 +92,6 @@ class NUTS:
         state["diverged"] += state[f"{_LEAF}.diverging"]
         state["gradients"] += state[f"{_LEAF}.num_steps"]
         state["steps"] += 1
-
-    def phase(self, clock: Clock) -> Hashable | None:
-        """See `Sampler`. A tree is as large as the chain makes it."""
-        return None
-
-    def pace(self, clock: Clock) -> tuple[float, ...]:
-        """See `Sampler`."""
-        return ()
 
     def diagnostics(self, state: Tree) -> dict[str, Tensor]:
         """See `Sampler`; `refused` is the share of trajectories that diverged."""

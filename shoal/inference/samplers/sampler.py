@@ -16,7 +16,7 @@ from shoal.core.values import describe_value
 from shoal.engine.kernels import fused
 from shoal.engine.kernels.fused import kernel_supports
 
-__all__ = ["Clock", "Density", "Sampler", "known_sampler", "moved_where", "registry"]
+__all__ = ["Clock", "Density", "OnAllData", "Sampler", "known_sampler", "moved_where", "registry"]
 
 registry = Registry("sampler")
 
@@ -137,6 +137,35 @@ class Sampler(Protocol):
     def diagnostics(self, state: Tree) -> dict[str, Tensor]:
         """What the sampler knows of its own quality, one number per chain [M]."""
         ...
+
+
+class OnAllData:
+    """A sampler of which every step sees all data, and may give a draw.
+
+    Energies compare one density with itself, so its steps have no mini-batches.
+    """
+
+    @property
+    def whole(self) -> bool:
+        """See `Sampler`."""
+        return True
+
+    @property
+    def kept(self) -> float:
+        """See `Sampler`."""
+        return 1.0
+
+    def keeps(self, clock: Clock) -> bool:
+        """See `Sampler`."""
+        return True
+
+    def phase(self, clock: Clock) -> Hashable | None:
+        """See `Sampler`. Trajectories differ in their length, and are not captured."""
+        return None
+
+    def pace(self, clock: Clock) -> tuple[float, ...]:
+        """See `Sampler`."""
+        return ()
 
 
 def moved_where(accepted: Tensor, moved: Tree, before: Tree) -> Tree:
