@@ -218,7 +218,8 @@ def _noise_factor(pred: Predictive, y: Tensor, weight: Tensor | None) -> Tensor:
     """The smallest factor of each column [K] whose central interval holds enough targets."""
     shares = torch.ones(len(pred), 1).double() if weight is None else weight.unsqueeze(-1)
     shares = (shares / shares.sum()).to(pred.members.device)
-    wanted = min(LEVEL * (1 + 1 / len(pred)), 1 - 1e-9)
+    # With n + 1 a multiple of 10 a share is as wanted, and rounding must not ask for one more.
+    wanted = min(LEVEL * (1 + 1 / len(pred)), 1) - 1e-9
     columns = pred.mean.shape[-1]
     low = torch.full((columns,), _LOWEST).double()
     high = torch.full((columns,), _HIGHEST).double()
