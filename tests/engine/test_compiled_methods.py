@@ -83,7 +83,7 @@ def test_a_mistake_in_the_data_stays_an_error_of_its_own(broken_compiler):
     stages = compilation.compiled_stages()
 
     class Refusing:
-        likelihood = None
+        likelihood = shoal.likelihoods.Categorical()
 
         def log_likelihood(self, outputs, y):
             raise DataError("targets of another shape")
