@@ -356,7 +356,7 @@ def _longer(bde):
             [act(float(found[measure])) for found in side]
             for side in ([rows[*key, "longer draws"] for key in keys], [bde[key] for key in keys])
         ]
-        ours[measure] = paired_difference(*each)
+        ours[measure] = paired_difference(each[0], each[1])
     times = [
         math.log(
             float(rows[*key, "longer draws"]["seconds"]) / float(rows[*key, "draws"]["seconds"])
