@@ -264,8 +264,9 @@ class Ensemble:
 
     @property
     def rests(self) -> bool:
-        """Whether the networks are in evaluation mode, also where ensembles share a skeleton."""
-        return not (self.training or any(group.skeleton.training for group in self.groups))
+        """Whether all layers are in evaluation mode, also where ensembles share a skeleton."""
+        layers = (layer for group in self.groups for layer in group.skeleton.modules())
+        return not (self.training or any(layer.training for layer in layers))
 
     def __call__(
         self,

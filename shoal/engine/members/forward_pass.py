@@ -43,8 +43,6 @@ def forward_outputs(group: Group, x: Inputs) -> Tensor | None:
     special = group.shared or group.compute or group.shards or group.derivatives is not None
     if special or not isinstance(x, (Tensor, Structured)):
         return None
-    if any(layer.training for layer in group.skeleton.modules()):  # a few layers, by the caller
-        return None
     kept = group.skeleton.__dict__.setdefault("_shoal_forward", _ForwardPass())
     try:
         x = group.taken(x)
