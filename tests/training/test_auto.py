@@ -1,5 +1,6 @@
 """`method="auto"` and `strength="auto"`: the rule, the rounds, and what a search leaves behind."""
 
+import copy
 import json
 import math
 from dataclasses import replace
@@ -580,7 +581,8 @@ def test_a_captured_pass_scores_as_an_eager_one(monkeypatch):
     monkeypatch.setattr(CapturedForward, "LAUNCH_SHARE", 0.0)
     for seconds in (-1.0, 1e9):
         monkeypatch.setattr(CapturedForward, "CAPTURE_SECONDS", seconds)
-        found.append(held_out.scores(ensemble, Categorical()))
+        members = copy.deepcopy(ensemble)  # passes are kept for members that predicted before
+        found.append(held_out.scores(members, Categorical()))
         assert len(replays) == 5 * 20 - CapturedForward.WARM
     captured, eager = found
     assert torch.equal(captured.clean, eager.clean)

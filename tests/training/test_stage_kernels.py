@@ -195,7 +195,8 @@ def test_one_kernel_pushes_and_moves_as_the_optimiser(members, optimizer, launch
         return trainer.tracker.state, [*ensemble.weights.values(), *states]
 
     history, tensors = trained(torch.float32)
-    assert "move" in launched and launched.count("move") + launched.count("plus_product") == 4
+    moves = launched.count("move") + launched.count("plus_product")
+    assert "move" in launched and moves >= launched.count("add_to_history") > 1
     monkeypatch.setattr(fused, "ENABLED", False)
     usual, exact = trained(torch.float32)[1], trained(torch.float64)
     for found, torchs, want in zip(tensors, usual, exact[1], strict=True):

@@ -123,11 +123,8 @@ class Case:
     @property
     def weights(self) -> int:
         """Number of trained weights of one member."""
-        with torch.device("meta" if self.network.adapt is None else "cpu"):
-            member = self.network.blueprint()
-            if self.network.adapt is not None:
-                member = self.network.adapt(member)()
-        return sum(p.numel() for p in member.parameters() if p.requires_grad)
+        weights = _initial(self.network, self.members).weights
+        return sum(tensor.numel() for tensor in weights.values()) // self.members
 
     @property
     def dtype(self) -> torch.dtype:

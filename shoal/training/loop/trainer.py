@@ -179,7 +179,7 @@ class Trainer:
         if not memory.decides:
             return MemoryChoice(memory.mapping)
         if self.captured is not None:
-            self.captured.note("measuring the memory of a step")
+            self.captured.note("building kernels, measuring the memory of a step")
         batches, data, other = self.batches, 0, 0.0
         if isinstance(batches, ArrayBatches):
             if self.ensemble.device.type == "cuda":

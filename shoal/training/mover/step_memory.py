@@ -13,6 +13,7 @@ from shoal.core.structure import Inputs
 from shoal.core.types import Tree
 from shoal.data.batches.augment import is_per_member
 from shoal.data.batches.batch import Targets
+from shoal.engine.kernels.builds import only_building
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.resources.footprint import Footprint, bytes_of
 from shoal.engine.resources.memory import KEPT_FREE, MemoryLimit, smaller
@@ -122,12 +123,16 @@ class StepMemory:
         self.moving.train()
         try:
             with self.limited():
-                choice = self._chosen(context, x, data, fixed, measured)
-                on_gpu = self.ensemble.device.type == "cuda"
-                if on_gpu and self.limit is not None and choice.resident is None:
+                with only_building(self.ensemble.device) as builders:
+                    choice = self._chosen(context, x, data, fixed, measured)
+                on_gpu = self.ensemble.device.type == "cuda" and choice.resident is None
+                if on_gpu and self.limit is not None:
                     held = functools.partial(self._held, self.limit, plain, (x, y))
                     members, captures = self.moving.members, self.plan.graph
                     choice, self._captures = tried_out(choice, held, members, captures)
+                elif on_gpu and builders is not None and builders.built > 0:
+                    with only_building(self.ensemble.device):  # those that take all members
+                        self._try(plain, (x, y), choice.mapping)
         finally:
             self.moving.train(training)
         self.mapping = choice.mapping
@@ -142,14 +147,22 @@ class StepMemory:
         limit.restart()
         try:
             later = torch.empty(states, dtype=torch.uint8, device=device)
-            with torch.random.fork_rng(devices=[device]):
-                velocity_of(context.at(0, 1.0, runner), self.moving.without_side_effects(), batch)
+            tried = self._try(context, batch, runner)
             del later
-            return limit.held
+            return limit.held if tried else None
         except torch.OutOfMemoryError:
             return None
         finally:
             limit.restart()
+
+    def _try(self, context: StepContext, batch: Batch, runner: MemberRunner) -> bool:
+        """Whether the memory is enough for a step of all members, which changes nothing."""
+        try:
+            with torch.random.fork_rng(devices=[self.ensemble.device]):
+                velocity_of(context.at(0, 1.0, runner), self.moving.without_side_effects(), batch)
+        except torch.OutOfMemoryError:
+            return False
+        return True
 
     def _chosen(
         self, context: StepContext, x: Inputs, data: int, fixed: Footprint, measured: Measured

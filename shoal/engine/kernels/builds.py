@@ -1,0 +1,89 @@
+"""Kernels that are built side by side, before the first step needs them one after another.
+
+Triton builds a kernel when it is first launched, with one core and for a third of a second. The
+first step of a network launches up to sixty kernels for the first time.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+AsyncCompileMode: Any = None
+JITFunction: Any = None
+with suppress(Exception):  # Triton is missing, does not work, or builds one kernel after another
+    from triton import AsyncCompileMode  # pyright: ignore[reportMissingImports]
+    from triton.runtime.jit import JITFunction  # pyright: ignore[reportMissingImports]
+
+__all__ = ["Builders", "only_building"]
+
+_MOST = 16
+"""Largest number of threads that build."""
+
+_SLOW = 0.1
+"""A kernel that takes as many seconds was built, and not read from the disk."""
+
+_one_at_a_time = threading.Lock()
+
+
+class Builders(ThreadPoolExecutor):
+    """Threads that build kernels and the host's code which launches them.
+
+    Attributes:
+        built: number of kernels that were not on the disk.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        count = min(os.cpu_count() or 1, _MOST)
+        super().__init__(count, initializer=torch.cuda.set_device, initargs=(device,))
+        self.built = 0
+
+    def submit(self, build: Callable[[], Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """See `Executor`."""
+
+        def built() -> Any:
+            begun = time.perf_counter()
+            kernel = build(*args, **kwargs)
+            getattr(kernel, "run", None)  # makes what launches it
+            self.built += time.perf_counter() - begun > _SLOW
+            return kernel
+
+        return super().submit(built)
+
+
+@contextmanager
+def only_building(device: torch.device) -> Iterator[Builders | None]:
+    """A block in which this thread builds Shoal's kernels side by side, and launches none of them.
+
+    What these kernels would compute is undefined within the block, so its results are good for
+    shapes and memory alone. All kernels are built when the block ends. Backward passes run in this
+    thread as well; other threads launch as usual. Nothing changes without a GPU that has Triton,
+    and while another thread is in such a block: None is given then.
+    """
+    if device.type != "cuda" or AsyncCompileMode is None or not _one_at_a_time.acquire(False):
+        yield None
+        return
+    launch, here = JITFunction.run, threading.get_ident()
+
+    def run(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
+        own = threading.get_ident() == here and kernel.fn.__module__.startswith("shoal.")
+        return launch(kernel, *args, warmup=warmup or own, **kwargs)
+
+    try:
+        with (
+            Builders(device) as builders,
+            torch.autograd.set_multithreading_enabled(False),
+            AsyncCompileMode(builders, ignore_errors=True),  # a launch reports the error
+        ):
+            JITFunction.run = run
+            try:
+                yield builders
+            finally:
+                JITFunction.run = launch
+    finally:
+        _one_at_a_time.release()
