@@ -20,14 +20,24 @@ by SGD along a cosine, 20 epochs, batches of 250, the library's prior.
 
 Settings are chosen on the held-out images with seed 100, which is not judged: the lowest NLL of
 four chains of 240 steps, among those of `settings` and of `RATES` that are tried within the time
-given; the parts take turns. Temperatures below 1 are among them.
+given; the parts take turns, and draws and SWAG take turns in each part.
 
-Judged: NLL, paired by seed with a 95 % interval, beside as many plain members as train in the same
-seconds (8 at most). Accuracy, ECE and AUROC stand beside it. A choice, not a result: the length of
-all runs, which follows from the seconds at hand.
+Judged: NLL, accuracy and AUROC, paired by seed with a 95 % interval, beside as many plain members
+as train in the same seconds (8 at most). ECE stands beside it. A choice, not a result: the length
+of all runs, which follows from the seconds at hand.
+
+Changed after a first run of one seed, and before the runs of three seeds, because that run had time
+for one setting of each part, temperature 1 and rate 0.02, and no time for SWAG on one trunk:
+- temperatures 1, 0.1 and 0.01 for all parts at rate 0.02; then rate 0.1, coldest last; then, for
+  the whole network, cyclical steps. The rate 0.5 of draws is left out, and SWAG begins at 0.02.
+- accuracy and AUROC are judged as well, since they did not go with NLL.
+- what the first use of the device loads is in no row's seconds.
+- laplace-torch 0.3 with Jacobians image by image, and with the full matrix from them: see
+  `curvature`.
 """
 
 import argparse
+import copy
 import dataclasses
 import math
 import time
@@ -55,6 +65,8 @@ from studies.common import append_rows, read_csv
 PLACE = RESULTS / "draws"
 POOL, CHAINS, BATCH, EPOCHS = 8, 4, 250, 20
 DRAWS = 20
+IMAGES = 100
+"""Images whose Jacobians are in memory: 0.7 GB for all weights, and as much again some times."""
 TRAINING: dict[str, Any] = {"optimizer": {"name": "sgd", "momentum": 0.9}, "lr": 0.1}
 REFIT: dict[str, Any] = {"epochs": 3, "lr": 0.01}
 STEPS = 480
@@ -64,6 +76,8 @@ LAPLACE += (("last blocks", "head-full", CHAINS),)
 HEADER = ["part", "seed", "model", "networks", "nll", "accuracy", "ece", "mnist", "kmnist"]
 HEADER += ["seconds"]
 TRIED = ["part", "model", "rate", "temperature", "schedule", "nll", "accuracy", "ece", "seconds"]
+JUDGED = {"nll": "NLL", "accuracy": "Accuracy", "mnist": "AUROC of MNIST"}
+JUDGED |= {"kmnist": "AUROC of KMNIST"}
 Chosen = dict[tuple[str, str], dict[str, Any]]
 """Settings of each part and model."""
 TEXT = """# Draws of a residual network
@@ -79,28 +93,25 @@ written before the runs. Seeds: {seeds}.
 
 {table}
 
-{verdict}
-
 ## What it shows
 
-One seed decides nothing. On it, draws of the whole network have a higher NLL and a lower accuracy
-than as many seconds of plain members. Their AUROC is higher on MNIST and equal on KMNIST. Draws of
-the last blocks of four members lose less NLL, and their AUROC is higher on both. SWAG of the same
-parts has about the NLL of the better draws, and a lower AUROC. Everything on the trunk of one
-member has a higher NLL than as many seconds of plain members.
+{shows}
+
+{verdict}
 
 ## What the plan asks and this page lacks
 
-- Seeds: the time on the GPU was enough for one.
-- Settings: those below were tried on held-out images, with seed 100. Temperatures below 1 were not,
-  and SWAG on the trunk of one member is missing. The draws may gain from a choice.
-- Laplace: of four last layers and of one, with all curvatures, laplace-torch 0.3 failed, because it
-  makes an identity matrix on the CPU for a network on the GPU. Its Kronecker form of the whole
-  network asked for more than 95 GiB, on a GPU that other programs shared.
-- The seconds of heads include what the first training on cached features loads.
+{lacks}
+
+## Settings that were tried
+
+On held-out images, with seed 100, by chains of half the length. The rows above have the setting of
+the lowest NLL.
 
 {chosen}
 """
+REMARKS: list[str] = []
+"""Sentences about the last run that the rows cannot say."""
 SIZES = {"train": 8000, "held": 2000, "test": 5000, "mnist": 1000, "kmnist": 1000}
 
 
@@ -176,6 +187,12 @@ class Data:
             x = torch.tensor(stored[f"{name}_x"], device=device).float() / 255
             self.x[name] = ((x - 0.286) / 0.353).reshape(-1, 1, 28, 28)
             self.y[name] = torch.tensor(stored[f"{name}_y"], device=device).long()
+
+    def few(self, count: int) -> "Data":
+        """The same with the first images for training alone."""
+        less = copy.copy(self)
+        less.x, less.y = ({**each, "train": each["train"][:count]} for each in (self.x, self.y))
+        return less
 
     @property
     def train(self) -> tuple[Tensor, Tensor]:
@@ -283,6 +300,33 @@ def normal_law(points: dict[str, Tensor], count: int, seed: int) -> dict[str, Te
     return made
 
 
+def curvature() -> Any:
+    """The Gauss-Newton matrices of laplace-torch 0.3, with Jacobians that cost B passes and not B².
+
+    The library differentiates all outputs of a batch of B images by each other's images: 95 GiB at
+    B = 250. Its full matrix multiplies an identity on the CPU by a network on the GPU.
+    """
+    from laplace.curvature import GGNInterface  # pyright: ignore[reportMissingImports]
+    from laplace.curvature.curvlinops import CurvlinopsGGN  # pyright: ignore[reportMissingImports]
+
+    class ByImage(CurvlinopsGGN):
+        full = GGNInterface.full
+
+        def jacobians(self, x: Tensor, enable_backprop: bool = False) -> tuple[Tensor, Tensor]:
+            """Jacobians [B, classes, weights] and outputs [B, classes]."""
+
+            def outputs(weights: Any, image: Tensor) -> tuple[Tensor, Tensor]:
+                state = (weights, self.buffers_dict)
+                found = torch.func.functional_call(self.model, state, image[None])[0]
+                return found, found
+
+            each = torch.vmap(torch.func.jacrev(outputs, has_aux=True), (None, 0))
+            made, values = each(self.params_dict, x)
+            return torch.cat([j.flatten(2) for j in made.values()], -1).detach(), values.detach()
+
+    return ByImage
+
+
 def laplace(nets: list[nn.Module], data: Data, kind: str) -> Any:
     """A mixture of Laplace approximations by laplace-torch: the function that predicts.
 
@@ -300,13 +344,15 @@ def laplace(nets: list[nn.Module], data: Data, kind: str) -> Any:
             inside = which == "all" or name.startswith("last.") or which == "head"
             parameter.requires_grad_("norm" not in name and "stem.1" not in name and inside)
         subset = "last_layer" if which == "head" else "all"
-        posterior: Any = Laplace(net.eval(), "classification", subset, structure)
+        posterior: Any = Laplace(
+            net.eval(), "classification", subset, structure, backend=curvature()
+        )
         posterior.fit(loader)
         posterior.optimize_prior_precision(method="marglik")
         made.append(posterior)
 
     def predict(x: Tensor) -> Predictive:
-        each = [torch.cat([p(part).detach() for part in x.split(BATCH)]) for p in made]
+        each = [torch.cat([p(part).detach() for part in x.split(IMAGES)]) for p in made]
         logs = torch.stack(each).clamp(min=1e-12).log().cpu()
         return Predictive(logs, shoal.likelihoods.Categorical())
 
@@ -329,6 +375,20 @@ def members_of(part: str, run: shoal.Run, data: Data, seed: int) -> tuple[shoal.
     }
     ensemble = shoal.Ensemble.init(builds[part](), members=CHAINS, seed=seed)
     return trained(ensemble, data, seed, cache=True, **REFIT), {"cache": True}
+
+
+def warm_up(data: Data) -> None:
+    """Train and sample once on a few images: what the first use loads is in no row's seconds."""
+    few = data.few(4 * BATCH)
+    run = trained(shoal.Ensemble.init(network, POOL, seed=0), few, 0, epochs=1)
+    setting = {"rate": 0.02, "temperature": 1.0, "schedule": "constant"}
+
+    def once(part: str) -> Iterator[shoal.Run]:
+        start, more = members_of(part, run, few, 0)
+        yield chains(start, 0, 2 * DRAWS, setting, **more)
+
+    for part in PARTS:
+        list(attempted(part, once(part)))
 
 
 def predictor(run: shoal.Run) -> Any:
@@ -397,20 +457,25 @@ def approximated(
 
 
 MODELS = {"draws": chains, "swag": swag}
-RATES = {"draws": (0.02, 0.1, 0.5), "swag": (0.005, 0.02, 0.1)}
-"""Learning rates among which held-out images choose."""
+RATES = {"draws": (0.02, 0.1), "swag": (0.02, 0.1, 0.005)}
+"""Learning rates among which held-out images choose, in the order in which they are tried."""
+HEATS = (1.0, 0.1, 0.01)
 
 
 def settings(part: str) -> list[dict[str, Any]]:
-    """Settings of the chains among which held-out images choose."""
-    whole = part == "whole"
+    """Settings of the chains among which held-out images choose, in the order of trials."""
     found = [
         {"rate": rate, "temperature": heat, "schedule": "constant"}
-        for rate in RATES["draws"][: 2 if part in ("whole", "last blocks") else 3]
-        for heat in ((1.0, 0.1, 0.01) if whole else (1.0, 0.1))
+        for rate in RATES["draws"]
+        for heat in HEATS
     ]
-    cyclical = [each | {"schedule": "cyclical"} for each in found[3:]] if whole else []
-    return found + cyclical
+    more = [each | {"schedule": "cyclical"} for each in found[len(HEATS) :]]
+    return found + (more if part == "whole" else [])
+
+
+def cold_settings() -> list[dict[str, Any]]:
+    """Settings of SWAG."""
+    return [{"rate": rate, "temperature": 0.0, "schedule": "constant"} for rate in RATES["swag"]]
 
 
 def choose(data: Data, within: float, file: Path) -> None:
@@ -436,8 +501,7 @@ def choose(data: Data, within: float, file: Path) -> None:
 def trials(part: str, run: shoal.Run, data: Data) -> Iterator[tuple[str, str, dict, Any]]:
     """Part, model, setting, and the function that makes the draws."""
     start, more = members_of(part, run, data, 100)
-    cold = [{"rate": rate, "temperature": 0, "schedule": "constant"} for rate in RATES["swag"]]
-    for pair in zip_longest(settings(part), cold):
+    for pair in zip_longest(settings(part), cold_settings()):
         for (model, make), setting in zip(MODELS.items(), pair, strict=True):
             if setting is not None:
                 yield part, model, setting, partial(make, start, 100, STEPS // 2, setting, **more)
@@ -458,31 +522,78 @@ def page(rows: list[dict[str, str]], tried: list[dict[str, str]]) -> str:
     values = {(r["part"], r["model"], r["networks"], r["seed"]): r for r in rows}
     kinds = list(dict.fromkeys(key[:3] for key in values if key[0] != "ensemble"))
     seeds = sorted({r["seed"] for r in rows})
-    lines, judged = [], []
+    lines, judged, words = [], [], {}
     for size in ("1", str(CHAINS), str(POOL)):
         found = [values["ensemble", "points", size, seed] for seed in seeds]
         lines.append(["plain ensemble", "points", size, *_means(found), ""])
     for kind in kinds:
         found = [values[(*kind, seed)] for seed in seeds if (*kind, seed) in values]
         beside = [_as_long(row, values) for row in found]
-        away = [float(a["nll"]) - float(b["nll"]) for a, b in zip(found, beside, strict=True)]
         sizes = sorted({int(row["networks"]) for row in beside})
         many = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         lines.append([*kind, *_means(found), many])
-        if len(away) == 1:
-            judged.append([*kind[:2], many, f"{away[0]:+.4f} (one seed)", "not decided"])
-        else:
-            half = t_quantile(0.975, len(away) - 1) * np.std(away, ddof=1) / math.sqrt(len(away))
-            low, high = np.mean(away) - half, np.mean(away) + half
-            word = "lower" if high < 0 else "higher" if low > 0 else "not decided"
-            judged.append(
-                [*kind[:2], many, f"{np.mean(away):+.4f} ({low:+.4f} to {high:+.4f})", word]
-            )
+        told = {name: _difference(name, found, beside) for name in JUDGED}
+        judged.append([*kind[:2], many, len(found), *(interval for interval, _ in told.values())])
+        words[", ".join(kind[:2])] = {name: word for name, (_, word) in told.items()}
     names = ["part", "model", "networks", *HEADER[4:], "plain members of the same seconds"]
-    titles = ["part", "model", "plain members", "NLL, difference (95 %)", "NLL is"]
-    tables = markdown_table(names, lines), markdown_table(titles, judged)
-    chosen = markdown_table(TRIED, [[row[name] for name in TRIED] for row in tried])
-    return TEXT.format(seeds=", ".join(seeds), table=tables[0], verdict=tables[1], chosen=chosen)
+    titles = ["part", "model", "plain members", "seeds"]
+    titles += [f"{JUDGED[name]}, difference (95 %)" for name in JUDGED]
+    return TEXT.format(
+        seeds=", ".join(seeds),
+        table=markdown_table(names, lines),
+        verdict=markdown_table(titles, judged),
+        shows=_shown(words),
+        lacks="\n".join(f"- {each}" for each in [*_lacking(values, tried), *REMARKS]) or "Nothing.",
+        chosen=markdown_table(TRIED, [[row[name] for name in TRIED] for row in tried]),
+    )
+
+
+def _difference(
+    name: str, found: list[dict[str, str]], beside: list[dict[str, str]]
+) -> tuple[str, str]:
+    """The mean difference of a score with its 95 % interval, and what it decides."""
+    away = [float(a[name]) - float(b[name]) for a, b in zip(found, beside, strict=True)]
+    if len(away) == 1:
+        return f"{away[0]:+.4f} (one seed)", "not decided"
+    half = t_quantile(0.975, len(away) - 1) * np.std(away, ddof=1) / math.sqrt(len(away))
+    low, high = np.mean(away) - half, np.mean(away) + half
+    word = "lower" if high < 0 else "higher" if low > 0 else "not decided"
+    return f"{np.mean(away):+.4f} ({low:+.4f} to {high:+.4f})", word
+
+
+def _shown(words: dict[str, dict[str, str]]) -> str:
+    """What the intervals decide, score by score."""
+    lines, forms = (
+        [],
+        {"lower": "lower for", "higher": "higher for", "not decided": "not decided for"},
+    )
+    for name, title in JUDGED.items():
+        told = []
+        for word, form in forms.items():
+            kinds = [kind for kind, each in words.items() if each[name] == word]
+            told += [f"{form} {'; '.join(kinds)}"] if kinds else []
+        lines.append(f"- {title} beside as many seconds of plain members is {', and '.join(told)}.")
+    undecided = all(word == "not decided" for each in words.values() for word in each.values())
+    return "No difference is decided." if undecided else "\n".join(lines)
+
+
+def _lacking(values: dict[tuple, dict[str, str]], tried: list[dict[str, str]]) -> list[str]:
+    """Seeds, rows and settings of the plan that are not there."""
+    found: dict[tuple[str, str], int] = {}
+    for part, model, _, _ in values:
+        found[part, model] = found.get((part, model), 0) + 1
+    kinds = [(part, model) for part in PARTS for model in MODELS]
+    kinds += [(part, f"laplace {kind}") for part, kind, _ in LAPLACE]
+    lines = []
+    for count, title in ((0, "No row"), (1, "One seed"), (2, "Two seeds")):
+        which = [", ".join(kind) for kind in kinds if found.get(kind, 0) == count]
+        lines += [f"{title}: {'; '.join(which)}."] if which else []
+    for part in PARTS:
+        for model, plan in (("draws", settings(part)), ("swag", cold_settings())):
+            count = sum((row["part"], row["model"]) == (part, model) for row in tried)
+            if count < len(plan):
+                lines.append(f"Settings: {count} of {len(plan)} were tried for {part}, {model}.")
+    return lines
 
 
 def _as_long(row: dict[str, str], values: dict[tuple, dict[str, str]]) -> dict[str, str]:
@@ -506,8 +617,9 @@ def _means(found: list[dict[str, str]]) -> list[str]:
 def complete(given: argparse.Namespace, file: Path, data: Data) -> None:
     """Add the rows of the seeds that are missing; no seed begins that would end too late."""
     began, longest = time.perf_counter(), 0.0
-    chosen = best(read_csv(given.out / "chosen.csv"))
+    chosen = best(read_csv(given.out / "chosen.csv", missing_ok=True))
     known = {row["seed"] for row in read_csv(file, missing_ok=True)}
+    warm_up(data)
     for seed in [each for each in given.seeds.split(",") if each not in known]:
         start = time.perf_counter()
         if start - began + longest > given.within:
@@ -529,6 +641,7 @@ def main() -> None:
     parser.add_argument("--skip", default="")
     parser.add_argument("--within", type=float, default=1e9, help="seconds for all seeds")
     given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     file = given.out / "large.csv"
     if given.what == "pack":
@@ -540,7 +653,7 @@ def main() -> None:
         complete(given, file, Data(given.data, device, ("train", "test", "mnist", "kmnist")))
     else:
         (given.out / "large.md").write_text(
-            page(read_csv(file), read_csv(given.out / "chosen.csv"))
+            page(read_csv(file), read_csv(given.out / "chosen.csv", missing_ok=True))
         )
 
 

@@ -234,6 +234,7 @@ SLOW = {
     "test_every_pair_of_methods_compiles_in_one_process",
     "test_every_precision_and_engine",
     "test_every_row_of_the_guide_has_a_sentence_a_figure_and_hidden_intervals",
+    "test_every_row_of_the_plan_comes",
     "test_every_section_is_shown_and_linked",
     "test_every_step_is_the_textbook_step",
     "test_evidence_is_kept_in_the_folder",
