@@ -331,86 +331,70 @@ def _squared_error(part: Tensor) -> Tensor:
     return part.var(1) / effective.clamp(max=part.shape[1])
 
 
-def _which(marks: Tensor) -> str:
+def _chains(marks: Tensor, one: str = "", several: str = "") -> str:
+    """The chains that are marked, and a verb: "Chains 0 and 2 are"; empty if none is."""
     chains = [str(c) for c in marks.nonzero().flatten().tolist()]
-    return f"Chain {chains[0]}" if len(chains) == 1 else f"Chains {joined(chains)}"
+    if len(chains) < 2:
+        return f"Chain {chains[0]} {one}".rstrip() if chains else ""
+    return f"Chains {joined(chains)} {several}".rstrip()
 
 
-def _verb(marks: Tensor, one: str, several: str) -> str:
-    return one if int(marks.sum()) == 1 else several
+def _judged(name: str, value: str, marks: Tensor, good: str, bad: str) -> Finding:
+    """One of two sentences, by whether a chain is marked."""
+    failed = bool(marks.any())
+    return Finding(name, value, bad if failed else good, not failed)
 
 
 def _moving(found: ChainDiagnostics) -> Iterator[Finding]:
     """Chains that diverged, are stuck, are lost or drift."""
     diverged, stuck, lost = found.diverged, found.stuck, found.lost
     if diverged.any():
-        text = f"{_which(diverged)} diverged: some predictions are not finite; take smaller steps."
+        text = f"{_chains(diverged)} diverged: some predictions are not finite; take smaller steps."
         yield Finding("diverged chains", str(int(diverged.sum())), text, good=False)
     usual = found.spread[~diverged].median() if not diverged.all() else math.nan
     share = percent(float((found.spread / usual).nan_to_num(math.inf).min()))
-    if stuck.any():
-        text = (
-            f"{_which(stuck)} {_verb(stuck, 'is', 'are')} stuck: predictions hardly change from "
-            f"draw to draw; leave the chain out, or start at another member."
-        )
-    else:
-        text = f"No chain is stuck: predictions vary by at least {share} of the median chain's."
-    yield Finding("stuck chains", str(int(stuck.sum())), text, not bool(stuck.any()))
+    yield _judged(
+        "stuck chains", str(int(stuck.sum())), stuck,
+        f"No chain is stuck: predictions vary by at least {share} of the median chain's.",
+        f"{_chains(stuck, 'is', 'are')} stuck: predictions hardly change from draw to draw; "
+        f"leave the chain out, or start at another member.",
+    )  # fmt: skip
     if found.chains > 1:
         worst = number(float(found.gap.nan_to_num(-math.inf).max()), 0.005)
-        text = f"No chain is lost: the worst has an NLL {worst} nats above the median chain's."
-        if lost.any():
-            text = (
-                f"{_which(lost)} {_verb(lost, 'is', 'are')} lost: the NLL is {worst} nats above "
-                f"the median chain's; leave the chain out, or train its member longer."
-            )
-        yield Finding("lost chains", str(int(lost.sum())), text, not bool(lost.any()))
-    drift = found.drift
-    most = float(drift.abs().nan_to_num(0).max())
-    drifting = drift.abs() > DRIFT
-    text = (
+        yield _judged(
+            "lost chains", str(int(lost.sum())), lost,
+            f"No chain is lost: the worst has an NLL {worst} nats above the median chain's.",
+            f"{_chains(lost, 'is', 'are')} lost: the NLL is {worst} nats above the median "
+            f"chain's; leave the chain out, or train its member longer.",
+        )  # fmt: skip
+    most, drifting = float(found.drift.abs().nan_to_num(0).max()), found.drift.abs() > DRIFT
+    yield _judged(
+        "drift", f"{most:.1f}", drifting,
         f"The NLL does not drift: last and first third of the draws differ by at most {most:.1f} "
-        f"standard errors (limit {DRIFT:g})."
-    )
-    if drifting.any():
-        text = (
-            f"{_which(drifting)} {_verb(drifting, 'drifts', 'drift')}: the NLL changes by "
-            f"{most:.1f} standard errors from the first to the last third (limit {DRIFT:g}); take "
-            f"a longer warm-up."
-        )
-    yield Finding("drift", f"{most:.1f}", text, not bool(drifting.any()))
+        f"standard errors (limit {DRIFT:g}).",
+        f"{_chains(drifting, 'drifts', 'drift')}: the NLL changes by {most:.1f} standard errors "
+        f"from the first to the last third (limit {DRIFT:g}); take a longer warm-up.",
+    )  # fmt: skip
 
 
 def _convergence(found: ChainDiagnostics) -> Iterator[Finding]:
     """R-hat and effective draws, within and between chains."""
-    rhat, effective = found.rhat, found.effective
-    bad = rhat > RHAT
-    largest = float(rhat.nan_to_num(0).max())
-    text = f"The halves of every chain agree: R-hat of predictions is at most {largest:.2f}"
-    if bad.any():
-        text = f"{_which(bad)}: R-hat between the halves of a chain is up to {largest:.2f}"
-    advice = "; draw more, or with a larger thin" if bad.any() else ""
-    yield Finding(
-        "R-hat within chains",
-        f"{largest:.2f}",
-        f"{text} (limit {RHAT:g}){advice}.",
-        not bool(bad.any()),
-    )
-    few = effective < EFFECTIVE
-    least = float(effective.nan_to_num(math.inf).min())
-    text = f"Every chain has at least {least:.0f} effective draws of {found.draws}"
-    if few.any():
-        text = (
-            f"{_which(few)} {_verb(few, 'has', 'have')} few effective draws, as few as "
-            f"{least:.0f} of {found.draws}"
-        )
-    advice = "; draw more, or with a larger thin" if few.any() else ""
-    yield Finding(
-        "effective draws",
-        f"{least:.0f}",
-        f"{text} (limit {EFFECTIVE}){advice}.",
-        not bool(few.any()),
-    )
+    largest, bad = float(found.rhat.nan_to_num(0).max()), found.rhat > RHAT
+    yield _judged(
+        "R-hat within chains", f"{largest:.2f}", bad,
+        f"The halves of every chain agree: R-hat of predictions is at most {largest:.2f} "
+        f"(limit {RHAT:g}).",
+        f"{_chains(bad)}: R-hat between the halves of a chain is up to {largest:.2f} "
+        f"(limit {RHAT:g}); draw more, or with a larger thin.",
+    )  # fmt: skip
+    least, few = float(found.effective.nan_to_num(math.inf).min()), found.effective < EFFECTIVE
+    yield _judged(
+        "effective draws", f"{least:.0f}", few,
+        f"Every chain has at least {least:.0f} effective draws of {found.draws} "
+        f"(limit {EFFECTIVE}).",
+        f"{_chains(few, 'has', 'have')} few effective draws, as few as {least:.0f} of "
+        f"{found.draws} (limit {EFFECTIVE}); draw more, or with a larger thin.",
+    )  # fmt: skip
     if found.chains > 1:
         between = max(float(_level(each.rhat_between, MOST)) for each in found._kinds)
         total = min(float(_level(each.effective_of_all, 1 - MOST)) for each in found._kinds)
@@ -428,21 +412,23 @@ def _convergence(found: ChainDiagnostics) -> Iterator[Finding]:
 def _energy(found: ChainDiagnostics) -> Iterator[Finding]:
     """What the sampler knows of its own steps."""
     if len(found.refused):
-        worst, bad = float(found.refused.max()), found.refused > REFUSED
-        text = f"No chain refuses more than {percent(worst)} of its steps"
-        if bad.any():
-            text = f"{_which(bad)} {_verb(bad, 'refuses', 'refuse')} up to {percent(worst)}"
-        advice = "; take a longer warm-up or smaller steps" if bad.any() else ""
-        text = f"{text} (limit {percent(REFUSED)}){advice}."
-        yield Finding("refused steps", percent(worst), text, not bool(bad.any()))
+        worst, bad = percent(float(found.refused.max())), found.refused > REFUSED
+        limit = f"(limit {percent(REFUSED)})"
+        yield _judged(
+            "refused steps", worst, bad,
+            f"No chain refuses more than {worst} of its steps {limit}.",
+            f"{_chains(bad, 'refuses', 'refuse')} up to {worst} {limit}; take a longer warm-up or "
+            f"smaller steps.",
+        )  # fmt: skip
     if len(found.accepted):
-        least, bad = float(found.accepted.min()), found.accepted < ACCEPTED
-        text = f"Every chain accepts at least {percent(least)} of its trajectories"
-        if bad.any():
-            text = f"{_which(bad)} {_verb(bad, 'accepts', 'accept')} as few as {percent(least)}"
-        advice = "; take a longer warm-up" if bad.any() else ""
-        text = f"{text} (limit {percent(ACCEPTED)}){advice}."
-        yield Finding("acceptance", percent(least), text, not bool(bad.any()))
+        least, bad = percent(float(found.accepted.min())), found.accepted < ACCEPTED
+        limit = f"(limit {percent(ACCEPTED)})"
+        yield _judged(
+            "acceptance", least, bad,
+            f"Every chain accepts at least {least} of its trajectories {limit}.",
+            f"{_chains(bad, 'accepts', 'accept')} as few as {least} {limit}; take a longer "
+            f"warm-up.",
+        )  # fmt: skip
     if len(found.energy_error) and math.isfinite(found.wanted):
         bad = ~(found.energy_error <= ENERGY * found.wanted)
         low, high = float(found.energy_error.min()), float(found.energy_error.max())
@@ -450,9 +436,9 @@ def _energy(found: ChainDiagnostics) -> Iterator[Finding]:
             f"The squared energy error per dimension is {low:.2g} to {high:.2g} "
             f"(wanted {found.wanted:g}, limit {ENERGY * found.wanted:.2g})"
         )
-        needs = f"{_which(bad).lower()} {_verb(bad, 'needs', 'need')}"
-        advice = f"; {needs} a longer warm-up" if bad.any() else ""
-        yield Finding("energy error", f"{high:.2g}", f"{text}{advice}.", not bool(bad.any()))
+        needs = _chains(bad, "needs", "need").lower()
+        longer = f"{text}; {needs} a longer warm-up."
+        yield _judged("energy error", f"{high:.2g}", bad, f"{text}.", longer)
 
 
 def is_drawn(run: Any) -> bool:
