@@ -1,6 +1,6 @@
 """Odd arguments for every public call: each is accepted, or refused in one sentence.
 
-    python tests/fuzz_calls.py [--only NAME] [--show N]
+    python tests/fuzz_calls.py [--only NAME] [--log FILE]
 
 A case is a call with usual arguments. Each argument is replaced by each odd value, one at a time.
 A call is *raw* if it ends with anything but a result or an error of ours in one sentence. The calls
@@ -174,6 +174,16 @@ def _training() -> Iterator[Case]:
 
     grown = ("run", "more", "data", "out", "resume", "loggers", "callbacks", "lr", "strength")
     yield Case("grow", grow, dict.fromkeys(grown, _SAME), slow=True)
+
+    def draw(run: Any = None, **options: Any) -> Any:
+        source = quick(fresh(), steps=1) if run is None else run
+        few = {"draws": 2, "warmup": 2, "thin": 1, "progress": False}
+        made = shoal.draw(source, (x, y), **{"sampler": "sghmc"} | few | options)
+        _finite(made.ensemble)
+        return made
+
+    drawn = [n for n in inspect.signature(shoal.draw).parameters if n not in ("data", "progress")]
+    yield Case("draw", draw, dict.fromkeys(drawn, _SAME))
     adopted = {"networks": [plain(), plain()], "build": None, "likelihood": "categorical"}
     yield Case("adopt", shoal.adopt, {**adopted, "data": (x, y), "outputs": None, "out": None})
     yield Case("load", shoal.load, {"folder": _saved_run(), "build": None, "likelihood": None})
@@ -404,7 +414,7 @@ def _analysis() -> Iterator[Case]:
         "methods": ["kde"],
     }
     more = {"points": 5, "draws": 10, "chains": 2, "within": 5.0, "seed": 0, "progress": False}
-    yield Case("fidelity", shoal.fidelity, {**fidelity, **more}, slow=True)
+    yield Case("fidelity", shoal.fidelity, {**fidelity, **more, "subspace": None}, slow=True)
     compared = {"source": plain, "data": points(), "methods": ["ensemble"], "strengths": None}
     more = {"sizes": [2], "seeds": 1, "test": (x, y), "ood": None, "shifts": None, "out": None}
     last = {"report": None, "jobs": 1, "threads": None, "retries": 0, "progress": False}
