@@ -58,7 +58,8 @@ TEXT = """# Cold draws and calibration on digits
 
 `python -m studies.draws_cold` writes this page and [cold.csv](cold.csv). Seeds {seeds}, one thread,
 seconds of the processor for training and sampling. 260 training images are held out; "held out" is
-the NLL on them, the other columns are of the test set. Means over seeds ± standard errors.
+the NLL on them, the other columns are of the test set. Means over seeds ± standard errors. Seconds
+of temperatures 0.003 and 0.001 are of a later run, and cannot be compared with those of the others.
 
 {table}
 
