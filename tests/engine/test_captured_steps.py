@@ -54,7 +54,7 @@ def kind_of(build=both, seed=0, **changes):
     device, kind = torch.device("cpu"), torch.float32
     batches = batches_of(DATA, settings.options.batch_size, seed, device, kind)
     ensemble = shoal.Ensemble.init(build, 3, seed=seed).train()
-    return Trainer(ensemble, settings, batches)._kind(batches.x)
+    return Trainer(ensemble, settings, batches).mover.memory.kind(batches.x)
 
 
 def test_a_kind_is_what_kernels_depend_on():

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.engine.members.member_runner import MemberRunner
+from shoal.engine.members.member_runner import STREAMS, MemberRunner
 from shoal.engine.members.precision import calculating_in
 from shoal.engine.resources import plan
-from shoal.engine.resources.plan import CACHE, STREAMS, default_runner, fitted_to_cache
+from shoal.engine.resources.plan import CACHE, default_runner, fitted_to_cache
 from shoal.inference.ensemble import Ensemble
 
 predictions = importlib.import_module("shoal.prediction.predict")

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from shoal.engine.derivatives import affine_formulas
 from shoal.engine.derivatives.affine_formulas import Channels
@@ -24,6 +23,7 @@ from shoal.engine.derivatives.backend import arithmetic, by_kernels
 from shoal.engine.derivatives.demand import refuse_third, wanted
 from shoal.engine.derivatives.known_rows import Known
 from shoal.engine.derivatives.layout import alike
+from shoal.engine.functorch import Operation
 
 __all__ = ["Channels", "affine"]
 
@@ -43,7 +43,7 @@ def affine(
     return applied
 
 
-class _Affine(Function):
+class _Affine(Operation):
     """The layer."""
 
     @staticmethod
@@ -135,7 +135,7 @@ def _passed_back(
     return gradients[0], gradient if out is None else gradients[-1]
 
 
-class _PassBack(Function):
+class _PassBack(Operation):
     """γ r g behind the rectifier, and g behind it if both are wanted."""
 
     @staticmethod

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from shoal.engine.derivatives.again import again_of
 from shoal.engine.derivatives.backend import by_kernels, launchers
 from shoal.engine.derivatives.demand import wanted
 from shoal.engine.derivatives.known_rows import Known
 from shoal.engine.derivatives.layout import all_but_channels
+from shoal.engine.functorch import Operation
 
 __all__ = ["Geometry", "convolve"]
 
@@ -75,7 +75,7 @@ def convolve(
     return applied
 
 
-class _Convolution(Function):
+class _Convolution(Operation):
     """conv(x, w) + b."""
 
     generate_vmap_rule = True
@@ -115,7 +115,7 @@ class _Convolution(Function):
         return at_x, at_weight, at_bias, None, None
 
 
-class _InputGradient(Function):
+class _InputGradient(Operation):
     """dgrad(g, w), in the shape of an input."""
 
     generate_vmap_rule = True
@@ -140,7 +140,7 @@ class _InputGradient(Function):
         return at_g, at_weight, None, None
 
 
-class _WeightGradient(Function):
+class _WeightGradient(Operation):
     """wgrad(x, g), in the shape of a weight."""
 
     generate_vmap_rule = True

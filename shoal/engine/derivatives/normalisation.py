@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from shoal.engine.derivatives import formulas
 from shoal.engine.derivatives.again import DEEPEST, Again, remember
@@ -24,6 +23,7 @@ from shoal.engine.derivatives.demand import refuse_another, refuse_light, refuse
 from shoal.engine.derivatives.formulas import BackwardPass, Layer
 from shoal.engine.derivatives.known_rows import Known
 from shoal.engine.derivatives.layout import all_but_channels, per_channel, wide
+from shoal.engine.functorch import Operation
 
 __all__ = ["normalise"]
 
@@ -71,7 +71,7 @@ def normalise(
     return applied[0]
 
 
-class _Normalise(Function):
+class _Normalise(Operation):
     """The layer; outputs are what it is for, its port, and its moments."""
 
     generate_vmap_rule = True
@@ -155,7 +155,7 @@ def _with_moments(
     return arithmetic(x, "batchnorm").backward_pass(here, gradient, more, tuple(moments))
 
 
-class _BackwardPass(Function):
+class _BackwardPass(Operation):
     """The gradient of the layer; its own gradient is the second derivative in closed form."""
 
     generate_vmap_rule = True

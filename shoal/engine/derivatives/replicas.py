@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from shoal.core.errors import DataError
 from shoal.engine.derivatives.deferred import computed
 from shoal.engine.derivatives.layout import all_but_channels, per_channel, wide
+from shoal.engine.functorch import Operation
 
 __all__ = ["Division", "current_division", "divided_batch", "first_element"]
 
@@ -136,7 +136,7 @@ def _batch_norm(
     return outputs.to(input.dtype)
 
 
-class _Sum(Function):
+class _Sum(Operation):
     """Sum over the replicas, one message for all members under `vmap`."""
 
     @staticmethod

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -27,6 +26,7 @@ from shoal.engine.derivatives.convolution import Geometry, convolve
 from shoal.engine.derivatives.deferred import Deferred, Waiting, computed
 from shoal.engine.derivatives.normalisation import normalise
 from shoal.engine.derivatives.replicas import current_division
+from shoal.engine.functorch import Operation
 
 __all__ = ["BatchNorm", "fast_second_order", "fused_layers", "hardsigmoid", "second_order"]
 
@@ -54,7 +54,7 @@ def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return input.copy_(outputs) if inplace else outputs
 
 
-class _Hardsigmoid(Function):
+class _Hardsigmoid(Operation):
     generate_vmap_rule = True
 
     @staticmethod

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from shoal.engine.derivatives.demand import refuse_third, wanted
+from shoal.engine.functorch import Operation
 from shoal.engine.member_layers.rows import Strips
 
 __all__ = ["activate", "add_bias_", "column_sums"]
@@ -38,7 +38,7 @@ def column_sums(rows: Tensor) -> Tensor:
     return strips.summed(shares)[0]
 
 
-class _Activation(Function):
+class _Activation(Operation):
     @staticmethod
     def forward(z: Tensor, bias: Tensor | None, kind: str) -> Tensor:
         strips, launch = _strips(z)
@@ -66,7 +66,7 @@ class _Activation(Function):
         return at_z, total.to(bias.dtype) if asked and bias is not None else None, None
 
 
-class _ActivationBack(Function):
+class _ActivationBack(Operation):
     """g f'(z + bias), and its sum over rows."""
 
     @staticmethod

@@ -231,7 +231,24 @@ def _patches(
     return None if outputs is None else computed(outputs).movedim(-1, 1)
 
 
+def _drawn(
+    input: Tensor, p: float | Tensor = 0.5, *, generator: torch.Generator | None = None
+) -> Tensor | None:
+    """`Tensor.bernoulli_` with draws of every member, as stochastic depth asks for.
+
+    They have no place in a tensor of one member, which becomes NaN: who reads it shall notice.
+    """
+    level = functorch.maybe_current_level()
+    one = of_members(input, level) is None and input.is_floating_point()
+    if not one or isinstance(p, Tensor) or generator is not None:
+        return None
+    draws = torch.rand(input.shape, device=input.device) < p
+    input.fill_(torch.nan)
+    return draws.to(input.dtype)
+
+
 _REPLACED: dict[Callable, Callable[..., Any]] = {
+    Tensor.bernoulli_: _drawn,
     F.linear: _linear,
     F.layer_norm: _layer_norm,
     F.rms_norm: _rms_norm,

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from shoal.engine.derivatives.demand import refuse_third, wanted
+from shoal.engine.functorch import Operation
 from shoal.engine.member_layers.rows import Strips
 
 __all__ = ["NormSettings", "add_norm", "norm"]
@@ -51,7 +51,7 @@ def add_norm(
     return _AddNorm.apply(x, residual, bias, weight, shift, how)  # pyright: ignore
 
 
-class _Norm(Function):
+class _Norm(Operation):
     @staticmethod
     def forward(s: Tensor, weight: Any, shift: Any, how: NormSettings) -> Tensor:
         return _forward(s, None, None, weight, shift, how)[1]
@@ -72,7 +72,7 @@ class _Norm(Function):
         return at_s, sums[0], sums[1], None
 
 
-class _AddNorm(Function):
+class _AddNorm(Operation):
     @staticmethod
     def forward(
         x: Tensor, residual: Any, bias: Any, weight: Any, shift: Any, how: NormSettings
@@ -126,7 +126,7 @@ def _back(
     return at_x, *(total.to(kind.dtype) if want else None for total, want in pairs)
 
 
-class _NormBack(Function):
+class _NormBack(Operation):
     """Gradient at s, and the sums over rows [3, M, C]."""
 
     @staticmethod

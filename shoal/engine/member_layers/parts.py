@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+
+from shoal.engine.functorch import Operation
 
 __all__ = ["divided", "mark_parts", "unbound", "whole_of"]
 
@@ -42,7 +43,7 @@ def whole_of(parts: tuple[Tensor, ...]) -> Tensor | None:
     return whole if actual == expected and len(whole) == len(parts) else None
 
 
-class _Unbound(Function):
+class _Unbound(Operation):
     @staticmethod
     def forward(tensor: Tensor, dim: int) -> tuple[Tensor, ...]:
         # A view of a function's input may not be one of its several outputs.
@@ -57,7 +58,7 @@ class _Unbound(Function):
         return _Bound.apply(ctx.dim, *gradients), None
 
 
-class _Bound(Function):
+class _Bound(Operation):
     """Slices as one tensor: on their own memory if they lie side by side there."""
 
     @staticmethod

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.autograd import Function
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
 from shoal.engine.derivatives.demand import wanted
-from shoal.engine.functorch import functorch, unwrapped
+from shoal.engine.functorch import Operation, functorch, unwrapped
 from shoal.engine.member_layers.activation import activate, add_bias_, column_sums
 from shoal.engine.member_layers.backend import by_kernels
 from shoal.engine.member_layers.norm import NormSettings, add_norm
@@ -232,7 +231,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _Product.apply(x, weight, bias)  # pyright: ignore[reportReturnType]
 
 
-class _Product(Function):
+class _Product(Operation):
     """The gradient at W has the layout of W, so that no later pass has to turn it."""
 
     @staticmethod

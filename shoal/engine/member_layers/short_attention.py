@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from shoal.engine.derivatives.demand import refuse_third
+from shoal.engine.functorch import Operation
 from shoal.engine.member_layers.backend import LOW_PRECISION, by_kernels
 
 __all__ = ["attend", "takes_attention"]
@@ -60,7 +60,7 @@ class _How(NamedTuple):
     scale: float
 
 
-class _Attention(Function):
+class _Attention(Operation):
     """P V."""
 
     @staticmethod
@@ -82,7 +82,7 @@ class _Attention(Function):
         return None, None, *at_parts
 
 
-class _AttentionBack(Function):
+class _AttentionBack(Operation):
     """Gradients at queries, keys and values."""
 
     @staticmethod

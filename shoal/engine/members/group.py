@@ -19,7 +19,12 @@ from shoal.engine.members.layers import (
     install_embeddings,
     install_layers,
 )
-from shoal.engine.members.member_runner import MemberInputs, MemberRunner, run_or_loop
+from shoal.engine.members.member_runner import (
+    MemberInputs,
+    MemberRunner,
+    run_or_loop,
+    without_vmap,
+)
 from shoal.engine.members.network_call import call_network, kind_of, names_of, set_output
 from shoal.engine.members.precision import lowered, lowered_inputs
 from shoal.engine.members.recurrent import install_recurrent
@@ -199,7 +204,7 @@ class Group:
         """Outputs by the member runner that works for this case."""
         if case in self._proven:
             return self._proven[case].outputs(self.skeleton, state, *shown, shared=shared)
-        known = MemberRunner("loop") if self.must_loop else case[0]
+        known = without_vmap(shared) if self.must_loop else case[0]
         outputs, used = run_or_loop(known, self.skeleton, state, *shown, shared=shared)
         self._proven[case] = used
         return outputs

@@ -37,6 +37,7 @@ from shoal.engine.members.recurrent import own_recurrence
 from shoal.engine.members.sharded_trunk import ShardedTensor, WholeFirst
 
 __all__ = [
+    "STREAMS",
     "MemberInputs",
     "MemberRunner",
     "lanes",
@@ -44,10 +45,14 @@ __all__ = [
     "run_or_loop",
     "twice_differentiable",
     "without_fallback_warnings",
+    "without_vmap",
 ]
 
 
 _COMPILED = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+
+STREAMS = 10
+"""Number of members that a loop runs at a time on a GPU."""
 
 
 @contextmanager
@@ -254,6 +259,15 @@ def twice_differentiable(mapping: MemberRunner, on_gpu: bool) -> Iterator[Member
         yield replace(mapping, compiled=False)
 
 
+def without_vmap(shared: Tree) -> MemberRunner:
+    """The runner of networks that `vmap` cannot batch, with these tensors of all members.
+
+    Parts of a sharded trunk are sent and received on one stream.
+    """
+    sharded = any(isinstance(tensor, ShardedTensor) for tensor in shared.values())
+    return MemberRunner("loop", streams=1 if sharded else STREAMS)
+
+
 def run_or_loop(
     mapping: MemberRunner, module: nn.Module, state: Tree, *shown: MemberInputs, shared: Tree
 ) -> tuple[tuple[Tensor, ...], MemberRunner]:
@@ -267,7 +281,7 @@ def run_or_loop(
         with torch.no_grad():
             for name, tensor in before.items():
                 state[name].copy_(tensor)
-        loop, (x, own) = MemberRunner("loop"), shown[0]
+        loop, (x, own) = without_vmap(shared), shown[0]
         try:
             outputs = loop.outputs(module, state, *shown, shared=shared)
         except Exception as cause:

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from shoal.core.types import Tree
+from shoal.engine.functorch import Operation
 
 __all__ = [
     "Computes",
@@ -60,7 +60,7 @@ def _channels_last(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return last.movedim(-1, -3)
 
 
-class _Together(Function):
+class _Together(Operation):
     """Casts of many tensors by a few kernels, and those of their gradients."""
 
     @staticmethod

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shoal.core.types import Tree
 from shoal.engine.derivatives.replicas import current_division
+from shoal.engine.functorch import Operation
 from shoal.engine.processes.mesh import Arrival, Mesh
 
 __all__ = ["ShardedTensor", "TrunkPass", "TrunkShards", "WholeFirst", "with_whole_tensors"]
@@ -170,7 +170,7 @@ class _Place(NamedTuple):
     offset: Any
 
 
-class _Whole(Function):
+class _Whole(Operation):
     """A tensor of all replicas; each keeps its rows of the gradient, summed over the replicas.
 
     Replicas that repeat the batch have equal gradients, and need no sum.

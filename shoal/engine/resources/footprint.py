@@ -4,13 +4,13 @@ A step keeps the activations of the members that run together until their backwa
 gradients and optimiser states of all members exist besides.
 """
 
-import gc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from shoal.engine.resources.memory import garbage_kept
 from shoal.engine.saved_bytes import SavedBytes
 
 __all__ = ["BlockFootprint", "Footprint", "bytes_of", "transient_bytes"]
@@ -116,12 +116,12 @@ def transient_bytes(
         with SavedBytes(known) as saved:
             step()
         return saved.peak + _TEMPORARIES * saved.largest
-    gc.collect()
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    step()
-    torch.cuda.synchronize(device)
+    with garbage_kept(device):
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
 
 

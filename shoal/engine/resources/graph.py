@@ -9,7 +9,6 @@ A prediction repeats a forward pass: `CapturedForward` replays it if launching t
 `captured_forward` keeps it for later calls, such as those of a service or of validation.
 """
 
-import gc
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -27,7 +26,7 @@ from shoal.core.structure import Structured
 from shoal.engine.kernels import fused
 from shoal.engine.kernels.fused import kernel_supports
 from shoal.engine.members.group import Group
-from shoal.engine.resources.memory import MemoryLimit, lifted
+from shoal.engine.resources.memory import MemoryLimit, garbage_kept, lifted
 
 __all__ = [
     "CapturedCases", "CapturedForward", "CapturedMove", "CapturedSteps", "DataOnDevice",
@@ -244,8 +243,8 @@ class CapturedSteps:
     def _captured(self, size: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        gc.collect()
-        with lifted(self.room.limit), torch.cuda.graph(graph, pool=self.pool, stream=self.side):
+        captured = torch.cuda.graph(graph, pool=self.pool, stream=self.side)
+        with lifted(self.room.limit), garbage_kept(self.order.device), captured:
             self._body(size)
         return graph
 
@@ -348,9 +347,9 @@ class CapturedMove:
 
     def _capture(self) -> None:
         torch.cuda.synchronize()
-        gc.collect()
         self.graph = torch.cuda.CUDAGraph()
-        with lifted(self.room.limit), torch.cuda.graph(self.graph, stream=self.side):
+        captured = torch.cuda.graph(self.graph, stream=self.side)
+        with lifted(self.room.limit), garbage_kept(self.step.device), captured:
             self.info = self.move(self.x, self.y, self.step)
             self.measures = put_together(self.info)
             self.step += 1
@@ -445,8 +444,8 @@ class CapturedCases:
     def _captured(self, call: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        gc.collect()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.side):
+        captured = torch.cuda.graph(graph, pool=self.pool, stream=self.side)
+        with garbage_kept(self.side.device), captured:
             call()
         return graph
 
@@ -558,7 +557,8 @@ class CapturedForward:
         held = torch.cuda.memory_reserved(x.device)
         side = torch.cuda.Stream(x.device)
         try:
-            with torch.cuda.graph(graph, pool=self.pool, stream=side):
+            captures = torch.cuda.graph(graph, pool=self.pool, stream=side)
+            with garbage_kept(side.device), captures:
                 passes.outputs = self.call(passes.x)
         except (RuntimeError, ShoalError):
             passes.x, passes.outputs = None, None

@@ -17,7 +17,9 @@ from shoal.engine.members.member_runner import MemberRunner
 __all__ = [
     "KEPT_FREE",
     "MemoryLimit",
+    "free_garbage_if_scarce",
     "free_memory",
+    "garbage_kept",
     "keep_freed",
     "lifted",
     "smaller",
@@ -25,6 +27,26 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+
+def free_garbage_if_scarce(device: torch.device) -> None:
+    """Let Python free cycles if less than half of a GPU's memory is left; it takes many steps."""
+    free, total = torch.cuda.mem_get_info(device)
+    if free < total / 2:
+        gc.collect()
+
+
+@contextmanager
+def garbage_kept(device: torch.device) -> Iterator[None]:
+    """A block in which Python frees no cycles: captures and measurements must not see it."""
+    free_garbage_if_scarce(device)
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class MemoryLimit:

@@ -14,12 +14,11 @@ from torch import nn
 from shoal.core.errors import ConfigError
 from shoal.core.structure import Inputs
 from shoal.engine.members.group import Group
-from shoal.engine.members.member_runner import MemberRunner, parse_runner
+from shoal.engine.members.member_runner import STREAMS, MemberRunner, parse_runner
 from shoal.engine.members.network_call import call_network
 from shoal.engine.members.stack import evaluation_mode
 
 __all__ = [
-    "STREAMS",
     "EnginePlan",
     "default_runner",
     "fitted_to_cache",
@@ -28,9 +27,6 @@ __all__ = [
     "has_overlapping_filters",
     "parse_engine",
 ]
-
-STREAMS = 10
-"""Number of convolutional members that run at a time on a GPU."""
 
 
 def default_runner(groups: Sequence[Group], device: torch.device) -> MemberRunner:

@@ -44,10 +44,6 @@ WORTH_A_TRIAL = 300
 """In runs with fewer steps, autotune would take longer than it saves."""
 
 
-_LENGTHS = ("seed", "steps", "epochs")
-"""Settings that no kernel of a step depends on."""
-
-
 class Trainer:
     """Moves an ensemble over the batches of a run.
 
@@ -228,18 +224,9 @@ class Trainer:
             return None
         pace = [(self._rate(step), self._factor(step)) for step in range(self.steps)]
         annealed = self.settings.annealing is not None
-        memory, kind = self.mover.memory, self._kind(self.batches.x)
+        memory = self.mover.memory
+        kind = memory.kind(self.batches.x)
         return CapturedSteps(self._move, self.batches, pace, rate, annealed, memory, kind)
-
-    def _kind(self, x: Inputs) -> str:
-        """What the kernels of a step depend on: settings, and shapes of weights and batches."""
-        config = self.settings.config()
-        kept = {name: value for name, value in config.items() if name not in _LENGTHS}
-        moving, memory = self.mover.moving, self.mover.memory
-        tensors = {**memory.trained, **moving.buffers, **moving.shared}
-        shapes = [(name, *t.shape, t.dtype) for name, t in tensors.items()]
-        inputs = [(*t.shape[1:], t.dtype) for t in tensors_in(x)]
-        return repr((moving.device, moving.compute, moving.members, kept, shapes, inputs))
 
     def close_epoch(
         self, started: float, validate: Callable[[], dict[str, Any]] | None = None

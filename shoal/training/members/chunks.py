@@ -77,6 +77,7 @@ class InParts(Around):
             velocity, head = drive.pull_back(part, live, part_result)
             parts.add(part, velocity, part_result._replace(head=head))
             heads.append(head)
+            del live, velocity  # before the next part takes as much
         if result is None:
             result = whole.cotangents(ensemble, x, PassResult.joined(passed))
         head = None if heads[0] is None else _concatenated(heads, ensemble.heads)

@@ -1,10 +1,10 @@
 """The memory of a run's steps: what is chosen from the first batch, and what is kept."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -16,7 +16,12 @@ from shoal.data.batches.batch import Targets
 from shoal.engine.kernels.builds import only_building
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.resources.footprint import Footprint, bytes_of
-from shoal.engine.resources.memory import KEPT_FREE, MemoryLimit, smaller
+from shoal.engine.resources.memory import (
+    KEPT_FREE,
+    MemoryLimit,
+    free_garbage_if_scarce,
+    smaller,
+)
 from shoal.engine.resources.plan import EnginePlan, fitted_to_cache, parse_engine
 from shoal.inference.ensemble import Ensemble
 from shoal.training.mover.memory import (
@@ -36,6 +41,9 @@ from shoal.training.step.velocity import velocity_of
 
 __all__ = ["StepMemory"]
 
+_LENGTHS = ("seed", "steps", "epochs")
+"""Settings that no kernel of a step depends on."""
+
 
 class StepMemory:
     """What the steps of a run may take on their device, and how members run therefore.
@@ -44,6 +52,9 @@ class StepMemory:
         mapping: the member runner, which becomes one that fits.
         limit: the most that the run takes on its device; None without a limit.
     """
+
+    _activations: ClassVar[dict[Hashable, Footprint]] = {}
+    """Steps without a limit that this process has measured on a GPU."""
 
     def __init__(
         self,
@@ -106,26 +117,39 @@ class StepMemory:
         plain = replace(context, stages=Stages())
         fixed = self._fixed_bytes(context, x, data)
 
+        layers = [type(m) for group in self.moving.groups for m in group.skeleton.modules()]
+        batch = [*tensors_in(x), *tensors_in(y)]
+        same = self.kind(x), *layers, *(t.shape for t in batch), other_size
+
         def measured(most: int, mapping: MemberRunner) -> Footprint | None:
             runner = replace(mapping, chunk=None, compiled=False)
-            return with_activations(
+            known = self._activations.get((most, runner, *same))
+            if known is not None:
+                return replace(fixed, common=known.common, member=known.member)
+            found = with_activations(
                 fixed,
                 self.moving,
                 lambda part: velocity_of(plain.at(0, 1.0, runner), part, (x, y)),
-                [*tensors_in(x), *tensors_in(y)],
+                batch,
                 most,
                 1 + other_size,
             )
+            if found is not None and on_gpu and self.limit is None:
+                self._activations[most, runner, *same] = found
+            return found
 
+        on_gpu = self.ensemble.device.type == "cuda"
         if self.limit is not None:
             self.limit.include(data)
+        elif on_gpu:
+            free_garbage_if_scarce(self.ensemble.device)
         training = self.moving.training
         self.moving.train()
         try:
             with self.limited():
                 with only_building(self.ensemble.device) as builders:
                     choice = self._chosen(context, x, data, fixed, measured)
-                on_gpu = self.ensemble.device.type == "cuda" and choice.resident is None
+                on_gpu = on_gpu and choice.resident is None
                 if on_gpu and self.limit is not None:
                     held = functools.partial(self._held, self.limit, plain, (x, y))
                     members, captures = self.moving.members, self.plan.graph
@@ -198,6 +222,15 @@ class StepMemory:
         on_gpu = self.ensemble.device.type == "cuda"
         several = on_gpu and self.moving.members > 1
         return self.limit is not None or several or self.moving.offload is not None
+
+    def kind(self, x: Inputs) -> str:
+        """What the kernels of a step depend on: settings, and shapes of weights and batches."""
+        config, moving = self.settings.config(), self.moving
+        kept = {name: value for name, value in config.items() if name not in _LENGTHS}
+        tensors = {**self.trained, **moving.buffers, **moving.shared}
+        shapes = [(name, *t.shape, t.dtype) for name, t in tensors.items()]
+        inputs = [(*t.shape[1:], t.dtype) for t in tensors_in(x)]
+        return repr((moving.device, moving.compute, moving.members, kept, shapes, inputs))
 
     def limited(self) -> AbstractContextManager:
         """A block in which the run stays within its limit."""
