@@ -1,5 +1,8 @@
 """When a step is captured; on a GPU, that captured steps equal eager ones."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from small_runs import assert_equal_trees, both, frozen, points, quick
@@ -84,3 +87,21 @@ def test_a_second_run_equals_the_first_and_an_eager_one(optimizer, method, known
     eager = quick(both, DATA, engine="auto+eager", **asked)
     for name, tensor in frozen(eager.ensemble).items():
         torch.testing.assert_close(frozen(first.ensemble)[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+@needs_gpu
+def test_captured_steps_end_with_their_run(monkeypatch):
+    """Nobody collects garbage before the next capture, so no cycle may keep their memory."""
+    made, begin = [], CapturedSteps.__init__
+
+    def noted(self, *given):
+        made.append(weakref.ref(self))
+        begin(self, *given)
+
+    monkeypatch.setattr(CapturedSteps, "__init__", noted)
+    gc.disable()
+    try:
+        quick(both, DATA, device="cuda")
+        assert [steps() for steps in made] == [None]
+    finally:
+        gc.enable()

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from shoal.engine.functorch import functorch, unwrapped
 from shoal.engine.member_layers.parts import whole_of
+from shoal.engine.member_layers.pending import computed
 from shoal.engine.member_layers.short_attention import attend, takes_attention
 
 __all__ = ["attend_folded", "folded_attention", "self_attention"]
@@ -51,6 +52,7 @@ def attend_folded(
     **named: Any,
 ) -> Tensor:
     """Attention for batched tensors: unwrap, fold, attend, unfold, wrap."""
+    query, key, value, attn_mask = computed((query, key, value, attn_mask))
     tensors = [query, key, value] + ([] if attn_mask is None else [attn_mask])
     level = functorch.maybe_current_level()
     parts = [unwrapped(tensor, level) for tensor in tensors]

@@ -152,11 +152,6 @@ def _sum(input: Any, other: Any, *rest: Any, **named: Any) -> Tensor | None:
     return Pending.of(layer)
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Tensor:
-    arguments = computed((query, key, value, *rest))
-    return attend_folded(*arguments, **computed(named))
-
-
 def _multi_head(*arguments: Any, **named: Any) -> Any:
     with member_layers():
         return self_attention(*arguments, **named)
@@ -253,7 +248,7 @@ _REPLACED: dict[Callable, Callable[..., Any]] = {
     F.layer_norm: _layer_norm,
     F.rms_norm: _rms_norm,
     torch.rms_norm: _rms_norm,
-    F.scaled_dot_product_attention: _attention,
+    F.scaled_dot_product_attention: attend_folded,
     F.multi_head_attention_forward: _multi_head,
     torch.add: _sum,
     Tensor.add: _sum,

@@ -233,6 +233,11 @@ class CapturedSteps:
         has_kernels = bool(self.graphs) or self.kind in self._known
         return self.warm.get(size, 0) >= (1 if has_kernels else self.WARM)
 
+    def close(self) -> None:
+        """Let go of all graphs and of the step, whose owner holds this object: no cycle is left."""
+        self.graphs.clear()
+        del self.move
+
     def _forget(self) -> None:
         """Delete all graphs and their memory; the next steps run eagerly and are captured anew."""
         self.graphs.clear()

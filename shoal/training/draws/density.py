@@ -82,7 +82,8 @@ class PosteriorDensity(FlatWeights):
     """log p(θ | D) / T of every member, with gradients of all data or of mini-batches.
 
     The networks run in evaluation mode: without dropout, and with the running statistics of their
-    training. So the log density is a function of the weights alone.
+    training. So the log density is a function of the weights alone. With mini-batches it may lack
+    the prior: samplers then ask only whether it is finite.
 
     Attributes:
         points: number of training targets N.
@@ -120,9 +121,8 @@ class PosteriorDensity(FlatWeights):
             log_density = value if log_density is None else log_density.add_(value)
             gradient = flat if gradient is None else gradient.add_(flat)
         assert log_density is not None and gradient is not None, "training data have a batch"
-        prior, score = self._prior(x)
-        cold = 1 / self._heat
-        return log_density.add_(prior, alpha=cold), gradient.add_(score, alpha=cold)
+        self._add_prior(log_density, gradient, x, 1 / self._heat)
+        return log_density, gradient
 
     def _of_batch(self, inputs: Any, targets: Any, factor: float) -> tuple[Tensor, Tensor]:
         """The mean log-likelihood [M] of a batch times a factor, and its gradient [M, D]."""
@@ -169,15 +169,18 @@ class PosteriorDensity(FlatWeights):
         self._moving, self._pieces = moving.train(False), []
         self._perceptrons = self._formulas()
 
-    def _prior(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Log density of the prior [M], up to a constant, and its gradient [M, D]."""
+    def _add_prior(self, log_density: Tensor, gradient: Tensor, x: Tensor, factor: float) -> None:
+        """Add the log density of the prior [M], up to a constant, and its gradient [M, D]."""
         prior: Any = self.posterior.prior
         if self._precision is not None:
-            score = -self._precision * x
-            return 0.5 * (score * x).sum(1), score
+            gradient.addcmul_(self._precision, x, value=-factor)
+            if self.whole:
+                log_density.sub_((self._precision * x * x).sum(1), alpha=0.5 * factor)
+            return
         groups = self.ensemble.groups
         values = torch.cat([prior.log_prob(group.weights) for group in groups])
-        return values, self.read(prior.score(self.ensemble.weights))
+        log_density.add_(values, alpha=factor)
+        gradient.add_(self.read(prior.score(self.ensemble.weights)), alpha=factor)
 
     def _precisions(self) -> Tensor | None:
         """1 / std² of every weight under a normal prior [M, D]; None for other priors."""

@@ -167,6 +167,7 @@ class Session:
             stack.callback(progress.close)
             if trainer.captured is not None:
                 trainer.captured.note = progress.note
+                stack.callback(trainer.captured.close)
             memory = trainer.fit_batches()
             if trainer.mover.memory.decides:
                 self.provenance["memory"] = memory.table()

@@ -84,6 +84,9 @@ __all__ = [
 
 T = TypeVar("T")
 
+BATCHES_PER_PASS = 4
+"""Batches scored at once on a GPU. They need no gradients, so a training step takes more memory."""
+
 
 def is_open(options: Options) -> bool:
     """Whether method or strength is left to a search."""
@@ -343,8 +346,6 @@ class Search:
             self._restore()
 
     def _restore(self) -> None:
-        if self.device.type == "cuda":
-            gc.collect()  # frees the captured steps of the last candidate
         load_to_device(self.ensemble)
         refill_trunk(self.ensemble, self.trunk)
         self.ensemble.load_state(self.initial)
@@ -473,6 +474,8 @@ def held_out_data(held: Data, seed: int, words: str) -> HeldOutData:
         order = torch.randperm(held.n, generator=generator(seed, "judge"))
         rows = order[:MOST_HELD_OUT].sort().values.to(held.x.device)
         held = replace(held, x=held.x[rows], y=held.y[rows])
+    if held.x.device.type == "cuda":
+        held = replace(held, batch_size=BATCHES_PER_PASS * held.batch_size)
     copies = mild_shifts(held.x, seed)
     return HeldOutData(words, held, {name: replace(held, x=x) for name, x in copies.items()})
 

@@ -53,7 +53,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Pieces of one layer by `chunk`, RMS normalisation, SiLU, and no biases."""
+    """Pieces of one layer, RMS normalisation, SiLU, no biases, and maybe rotary positions."""
 
     def __init__(self, cut="chunk"):
         super().__init__()
@@ -73,10 +73,18 @@ class Decoder(nn.Module):
         else:
             q, k, v = pieces.chunk(3, -1) if self.cut == "chunk" else pieces.split(WIDTH, -1)
         q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in (q, k, v))
+        if self.cut == "rotary":
+            q, k = rotated(q), rotated(k)
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
         x = self.out(seen.transpose(1, 2).flatten(2)) + x
         x = x + self.down(F.silu(self.up(self.between(x))))
         return self.head(x[:, -1])
+
+
+def rotated(t):
+    angles = torch.arange(t.shape[-2], dtype=t.dtype)[:, None].expand(t.shape[-2:])
+    low, high = t.chunk(2, -1)
+    return t * angles.cos() + torch.cat([-high, low], -1) * angles.sin()
 
 
 class Mixed(nn.Module):
@@ -130,6 +138,7 @@ NETWORKS = {
     "decoder": Decoder,
     "decoder, split": lambda: Decoder("split"),
     "decoder, uneven": lambda: Decoder("uneven"),
+    "decoder, rotary": lambda: Decoder("rotary"),
     "mixed": Mixed,
 }
 
@@ -216,6 +225,27 @@ def test_dropout_is_that_of_a_loop(called):
     x = images()[0].detach()
     runs = [ensemble(x, runner, False, 0, 5) for runner in (MemberRunner(), MemberRunner("loop"))]
     torch.testing.assert_close(*runs, rtol=1e-10, atol=1e-12)
+
+
+class SometimesSkipped(nn.Linear):
+    """Stochastic depth as torchvision writes it: whole rows are dropped."""
+
+    def forward(self, x):
+        kept = torch.empty(len(x), 1, dtype=x.dtype).bernoulli_(0.7)
+        return super().forward(x) * kept.div_(0.7)
+
+
+def test_every_member_skips_rows_of_its_own(called):
+    ensemble = shoal.Ensemble.init(lambda: SometimesSkipped(4, 2), 5).to(torch.float64)
+    x = torch.ones(400, 4, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ShoalWarning)
+        found = ensemble(x, MemberRunner()).detach()
+    whole = (ensemble.weights["weight"].sum(-1) + ensemble.weights["bias"]).detach() / 0.7
+    kept = found.ne(0).any(-1)
+    torch.testing.assert_close(found, whole[:, None] * kept[..., None])
+    assert bool(((kept.double().mean(1) - 0.7).abs() < 0.15).all())  # six standard deviations
+    assert len({tuple(each.tolist()) for each in kept}) == 5
 
 
 class ChangedInPlace(nn.Module):
