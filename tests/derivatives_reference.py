@@ -33,11 +33,15 @@ def run_kernels(script):
     """Run a script that starts kernels, on a GPU or on the CPU in Triton's interpreter.
 
     On a GPU, torch would compute the convolutions around the kernels in TensorFloat. A difference
-    in the last digit of float32 then becomes one in the third digit.
+    in the last digit of float32 then becomes one in the third digit. The process ends at once:
+    threads of autograd that still hold Python objects would abort an ordinary exit.
     """
     environment = os.environ | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
     full = "import torch; torch.backends.cudnn.allow_tf32 = False\n"
     done = subprocess.run(
-        [sys.executable, "-c", full + script], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", f"{full}{script}\nimport os; os._exit(0)"],
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
