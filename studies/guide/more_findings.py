@@ -3,6 +3,7 @@
 import json
 
 from shoal.prediction.statistics import FEWEST
+from studies import draws_large
 from studies.decided import headline, weights
 from studies.draws_corners import PROBLEMS
 from studies.draws_page import posteriors, scores
@@ -285,6 +286,24 @@ def draws_of_small_networks():
     )
 
 
+def draws_of_a_residual_network():
+    """Draws of a residual network beside as many seconds of plain members."""
+    values, cells = draws_large.by_network(rows("draws/large.csv")), []
+    for part, model in (("whole", "draws"), ("whole", "swag"), ("last blocks", "draws")):
+        mine = {key[3]: row for key, row in values.items() if key[:2] == (part, model)}
+        beside = {seed: draws_large.as_long(row, values) for seed, row in mine.items()}
+        nll = ({seed: float(r["nll"]) for seed, r in each.items()} for each in (mine, beside))
+        cells.append(f"{model}, {part} {interval(difference(*nll))}")
+    yield Finding(
+        "The same for a residual network?",
+        Setting("Fashion-MNIST, 8,000 images", "draws of four networks of 14 layers", len(mine),
+                "draws-large"),
+        f"NLL: {'; '.join(cells)}",
+        "none: equal seconds",
+        "results/draws/large.md",
+    )  # fmt: skip
+
+
 def draws_of_known_posteriors():
     """Draws beside as many seconds of plain members, on known posteriors."""
     near = posteriors()["frechet"]
@@ -317,6 +336,6 @@ def more_findings():
         yield from part()
     for part in (
         small_networks, tables_of_the_field, metrics_of_outputs, kernels_of_particles,
-        draws_of_small_networks, draws_of_known_posteriors,
+        draws_of_small_networks, draws_of_a_residual_network, draws_of_known_posteriors,
     ):  # fmt: skip
         yield from _there(part)
