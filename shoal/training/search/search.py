@@ -37,6 +37,7 @@ from shoal.core.random import generator
 from shoal.core.storage.formats import to_json
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches
 from shoal.data.sets.mild_shifts import mild_shifts
+from shoal.engine.members.precision import calculating_in
 from shoal.engine.processes.groups import fresh_groups, give_up, same_error
 from shoal.engine.processes.mesh import Mesh
 from shoal.inference.ensemble import Ensemble, load_to_device
@@ -314,7 +315,8 @@ class Search:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ShoalWarning)
             run = session.run(self.device, self.dtype, False, False)
-        return self.held_out.scores(session.part, run.likelihood, mesh, options.frozen)
+        with calculating_in(options.precision, session.part):  # as the validation of a training
+            return self.held_out.scores(session.part, run.likelihood, mesh, options.frozen)
 
     def _options(self, candidate: Candidate, steps: int) -> Options:
         """The options of a short training: nothing is stored, and nothing ends it early."""
