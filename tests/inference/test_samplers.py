@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
+from shoal.core.errors import ConfigError
 from shoal.inference.samplers import HMC, MCLMC, SGHMC, SGLD, Clock
+from shoal.inference.samplers.convergence import effective_draws
 
 VARIANCES = torch.logspace(-1, 1, 8, dtype=torch.float64)
 
@@ -38,6 +40,7 @@ def sampled(sampler, density, warmup, draws, thin=1, seed=0):
 
 LAWS = {
     "mclmc": (MCLMC(energy_error=1e-3, length=1.0), 400, 600),
+    "auto mclmc": (MCLMC(energy_error=1e-3, length="auto"), 400, 600),
     "plain mclmc": (MCLMC(energy_error=1e-3, length=1.0, precondition=False), 400, 800),
     "sghmc": (SGHMC(lr=0.02), 400, 1000),
     "sgld": (SGLD(lr=0.02), 1200, 1500),
@@ -79,6 +82,69 @@ def test_the_bias_of_mclmc_falls_with_its_energy_error():
         assert 0.3 * wanted < float(found.mean()) < 3 * wanted
         errors[wanted] = float((x.flatten(0, 1).var(0) - 1).abs().mean())
     assert errors[1e-3] < 0.05 < errors[2.0]
+
+
+class Turned(Normal):
+    """A normal density around 0, whose axes are not the coordinates."""
+
+    def __init__(self, chains, columns, condition):
+        end = 0.5 * math.log10(condition)
+        super().__init__(chains, torch.logspace(-end, end, columns, dtype=torch.float64))
+        generator = torch.Generator().manual_seed(0)
+        square = torch.randn(columns, columns, generator=generator, dtype=torch.float64)
+        self.axes = torch.linalg.qr(square).Q * self.variances.sqrt()
+
+    def normal(self, x):
+        """Coordinates whose density is standard normal."""
+        return x @ (self.axes / self.variances)
+
+    def __call__(self, x, step):
+        z = self.normal(x)
+        return -0.5 * z.square().sum(1), -z @ (self.axes / self.variances).T
+
+
+@pytest.mark.parametrize(("columns", "condition"), [(10, 100), (30, 10), (100, 1)])
+def test_the_length_that_mclmc_finds_costs_at_most_a_quarter_more_steps_than_the_best(
+    columns, condition
+):
+    density, costs = Turned(20, columns, condition), {}
+    for length in (0.3, 1.0, 3.0, 10.0, "auto"):
+        x, state = sampled(MCLMC(energy_error=1e-3, length=length), density, 1000, 800)
+        z = density.normal(x)
+        both = torch.stack([z, z.square()])  # for means and for variances
+        effective = effective_draws(both.transpose(0, 1).flatten(2)[None]).view(2, -1)
+        costs[length] = float((len(z) / effective).mean(1).max())
+    found = costs.pop("auto")
+    assert found < 1.25 * min(costs.values()), (found, costs)
+    flat = z.flatten(0, 1)
+    assert flat.mean(0).abs().max() < 0.1
+    identity = torch.eye(columns, dtype=torch.float64)
+    assert (flat.T.cov() - identity).abs().max() < 0.2
+    lengths = state["length"] / math.sqrt(columns)
+    assert 0.3 < float(lengths.min()) and float(lengths.max()) < 10
+
+
+def test_chains_that_do_not_mix_keep_the_length_of_networks_bit_for_bit():
+    density = Normal(3, torch.logspace(-6, 6, 30, dtype=torch.float64))
+    known = {"precondition": False}
+    x, state = sampled(MCLMC(length="auto", **known), density, 400, 50)
+    wanted, _ = sampled(MCLMC(length=3.0, **known), density, 400, 50)
+    assert (state["record"][:80].var(0) > 0).all()
+    assert torch.equal(x, wanted)
+
+
+def test_a_long_record_is_thinned_and_a_short_one_is_left_out():
+    sampler = MCLMC(length="auto")
+    for warmup, rows in ((10, 0), (40, 0), (100, 20), (5000, 1000), (5004, 501), (60_000, 1000)):
+        phases = [sampler.phase(Clock(step, warmup, warmup)) for step in range(warmup)]
+        assert phases.count("records") + phases.count(None) == rows
+        assert phases.count(None) == (rows > 0)
+
+
+@pytest.mark.parametrize("length", [0, -1.0, "long", math.inf])
+def test_a_length_that_is_none_gets_a_sentence(length):
+    with pytest.raises(ConfigError, match="length"):
+        MCLMC(length=length)
 
 
 @pytest.mark.parametrize("wanted", [0.65, 0.9])

@@ -1,6 +1,7 @@
 """Draws: chains sample the posterior, survive kills bit for bit, and load as a run."""
 
 import copy
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -42,6 +43,7 @@ def drawn(run, **options):
 LENGTHS = {"draws": 6, "warmup": 5, "thin": 2}
 SAMPLERS = ["mclmc", {"name": "hmc", "leaps": 3}, "sghmc", {"name": "sgld", "schedule": "decaying"}]
 WHOLE = {"mclmc": MCLMC, "hmc": HMC}
+RECORDS = {"draws": 6, "warmup": 200, "thin": 2}  # steps 140 to 179 set the length of mclmc
 
 
 class Killed(Exception):
@@ -61,14 +63,23 @@ def kill_at(monkeypatch, step, kind):
 
 
 class TestFolder:
-    @pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
-    @pytest.mark.parametrize("step", [2, 9])
-    def test_a_killed_sampling_goes_on_bit_for_bit(self, sampler, step, tmp_path, monkeypatch):
+    @pytest.mark.parametrize(
+        ("sampler", "step", "lengths"),
+        [(sampler, step, LENGTHS) for sampler in SAMPLERS for step in (2, 9)]
+        + [("mclmc", step, RECORDS) for step in (160, 205)],
+        ids=str,
+    )
+    def test_a_killed_sampling_goes_on_bit_for_bit(
+        self, sampler, step, lengths, tmp_path, monkeypatch
+    ):
         run = trained(members=3)
         name = sampler if isinstance(sampler, str) else sampler["name"]
         batch_size = None if name in WHOLE else 16
-        options = {"sampler": sampler, "batch_size": batch_size, **LENGTHS}
+        options = {"sampler": sampler, "batch_size": batch_size, **lengths}
         whole = drawn(run, **options)
+        if lengths is RECORDS:
+            found = torch.tensor(whole.provenance["draws"]["length"])
+            assert ((found / math.sqrt(COLUMNS + 1) - 3).abs() > 0.5).all()
         with monkeypatch.context() as patch, pytest.raises(Killed):
             kill_at(patch, step, WHOLE.get(name, SGHMC))
             drawn(run, out=tmp_path / "run", save_every=0, **options)

@@ -64,10 +64,11 @@ def test_draws_of_hmc_have_exact_moments(name):
     ("name", "sampler"),
     [
         ("banana", {"name": "mclmc", "energy_error": 1e-3}),
+        ("mixture", {"name": "mclmc", "energy_error": 1e-3}),
         ("mixture", {"name": "sghmc", "lr": 0.02}),
         ("normal", {"name": "sgld", "lr": 0.2}),
     ],
-    ids=["mclmc", "sghmc", "sgld"],
+    ids=["mclmc", "mclmc in three dimensions", "sghmc", "sgld"],
 )
 def test_draws_of_other_samplers_are_near(name, sampler):
     density, *known = MOMENTS[name]
