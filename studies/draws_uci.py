@@ -4,6 +4,7 @@ python -m studies.draws_uci --uci uci_regression.npz --rates --jobs 12    # rate
 python -m studies.draws_uci --uci uci_regression.npz --jobs 12 [--splits 0] [--groups plain,bde]
 python -m studies.draws_uci --uci uci_regression.npz --loading --problems yacht,wine --jobs 4
 python -m studies.draws_uci --uci uci_regression.npz --longer --jobs 1    # longer.csv
+python -m studies.draws_uci --uci uci_regression.npz --lengths    # lengths.csv, and its table
 
 A second call goes on where the first one stopped; `--page` writes the page alone.
 
@@ -42,6 +43,12 @@ anew, on the five small problems and splits 0, 1, 2; the default chains beside t
 members. On split 10 of concrete and energy, which is not judged, this setting had the lowest RMSE
 of those tried. Judged: NLL and RMSE at most those of bde (uci.csv) in the mean. The price is the
 ratio of seconds to the default chains; seconds beside bde are that times those of uci.csv.
+
+Third plan, before its own runs (--lengths): decoherence lengths of mclmc, on yacht, energy and
+concrete and splits 10, 11 and 12, of which split 10 of yacht had served to choose settings. The
+other settings are the defaults, and all lengths begin at the same members. Seconds are those of
+sampling. Effective draws are those of one chain and one predicted mean at the test points, the
+median over both. Judged: "auto" as the default, if its NLL and RMSE are not higher than those of 3.
 """
 
 import argparse
@@ -67,6 +74,7 @@ PLACE = RESULTS / "draws"
 HEADER = ["problem", "split", "arm", "members", "nll", "rmse", "coverage", "seconds"]
 SMALL = "yacht", "boston", "energy", "concrete", "wine"
 LARGE = "kin8nm", "power", "protein"
+LENGTHS = "0.3", "1", "3", "10", "auto"
 LONGER: dict[str, Any] = {"warmup": 5000, "thin": 4}
 RATES = 0.0001, 0.001, 0.003, 0.01, 0.03
 UNITS, CHAINS, STEPS, BATCH, STRENGTH = 50, 5, 2000, 128, 100.0
@@ -265,6 +273,47 @@ def longer(archive, problem, split, arm):
         yield [_row(name, drawn.ensemble.members, *scores(drawn, table), seconds)]
 
 
+def lengths(archive, problem, split, arm):
+    """Rows of chains with every decoherence length from the same members."""
+    table = Table(np.load(archive), problem, split)
+    run = trained(table, split, False)
+    for length in LENGTHS:
+        sampler = {"name": "mclmc", "length": length if length == "auto" else float(length)}
+        began = time.process_time()
+        drawn = shoal.draw(run, (table.x, table.y), sampler=sampler, seed=split, progress=False)
+        seconds = time.process_time() - began
+        each = drawn.chains((table.x_test, table.y_test)).predictions.effective
+        values = *scores(drawn, table), seconds, float(each.median())
+        yield [_row(length, drawn.ensemble.members, *values)]
+
+
+def lengths_table(rows):
+    """Means of every length over problems and splits, beside those of length 3 in pairs."""
+    cells = {(row["arm"], row["problem"], row["split"]): row for row in rows}
+    keys = list(dict.fromkeys(key[1:] for key in cells))
+
+    def values(length, measure):
+        found = [float(cells[length, *key][measure]) for key in keys]
+        return [math.log(value) for value in found] if measure == "rmse" else found
+
+    lines = []
+    for length in LENGTHS:
+        nll, rmse = (
+            paired_difference(values(length, name), values("3", name)) for name in ("nll", "rmse")
+        )
+        ratio, low, high = map(math.exp, rmse)
+        nats, effective, seconds = (
+            np.mean(values(length, name)) for name in ("nll", "effective", "seconds")
+        )
+        lines.append(
+            [length, f"{nats:.3f}", f"{nll.difference:+.3f} ({nll.low:+.3f} to {nll.high:+.3f})",
+             f"{ratio:.2f} ({low:.2f} to {high:.2f})", f"{effective:.0f}", f"{seconds:.1f}"]
+        )  # fmt: skip
+    heads = ["length", "NLL", "NLL less that of 3", "RMSE, times that of 3", "effective draws",
+             "seconds"]  # fmt: skip
+    return markdown_table(heads, lines)
+
+
 def loaded(archive, problem, split, arm):
     """Seconds of bde, and of bde with hardly any steps: what it compiles and loads."""
     fewer = {"epochs": 2, "warmup_steps": 20, "n_samples": 10} if arm == "few steps" else {}
@@ -384,6 +433,7 @@ def main():
     parser.add_argument("--rates", action="store_true", help="choose learning rates of sghmc")
     parser.add_argument("--loading", action="store_true", help="seconds that bde compiles")
     parser.add_argument("--longer", action="store_true", help="chains as long as those of bde")
+    parser.add_argument("--lengths", action="store_true", help="decoherence lengths of mclmc")
     parser.add_argument("--page", action="store_true", help="write the page alone")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--within", type=float, default=math.inf, help="seconds for all cells")
@@ -412,6 +462,14 @@ def main():
         cells = [(problem, split, "") for split in (0, 1, 2) for problem in SMALL]
         arms, act = (lambda *cell: ["draws", "longer draws"]), partial(longer, asked.uci)
         write_missing(asked.out / "longer.csv", HEADER, cells, arms, act, *how)
+        return
+    if asked.lengths:
+        chosen = [name for name in ("yacht", "energy", "concrete") if name in problems]
+        cells = [(problem, split, "") for split in (10, 11, 12) for problem in chosen]
+        file, header = asked.out / "lengths.csv", [*HEADER, "effective"]
+        arms, act = (lambda *cell: LENGTHS), partial(lengths, asked.uci)
+        write_missing(file, header, cells, arms, act, *how)
+        print(lengths_table(read_csv(file)))
         return
     file = asked.out / "uci.csv"
     if not asked.page:
