@@ -3,8 +3,9 @@
 python -m studies.draws_uci --uci uci_regression.npz --rates --jobs 12    # rates.csv, once
 python -m studies.draws_uci --uci uci_regression.npz --jobs 12 [--splits 0] [--groups plain,bde]
 python -m studies.draws_uci --uci uci_regression.npz --loading --problems yacht,wine --jobs 4
-python -m studies.draws_uci --uci uci_regression.npz --longer --jobs 1    # longer.csv
+python -m studies.draws_uci --uci uci_regression.npz --longer    # longer.csv, integrator.csv
 python -m studies.draws_uci --uci uci_regression.npz --lengths    # lengths.csv, and its table
+python -m studies.draws_uci --uci uci_regression.npz --integrators    # integrators.csv, likewise
 
 A second call goes on where the first one stopped; `--page` writes the page alone.
 
@@ -49,6 +50,16 @@ concrete and splits 10, 11 and 12, of which split 10 of yacht had served to choo
 other settings are the defaults, and all lengths begin at the same members. Seconds are those of
 sampling. Effective draws are those of one chain and one predicted mean at the test points, the
 median over both. Judged: "auto" as the default, if its NLL and RMSE are not higher than those of 3.
+
+All chains so far have the integrator "leapfrog", the default of their time.
+
+Fourth plan, before its own runs (--integrators): "minimal-norm" with half the steps of warm-up, on
+the five small problems and splits 10 to 13, as in the third plan; splits 10 to 13 had served to try
+it, with and without units. Then (--longer) its default chains and longer ones, 2,500 steps of
+warm-up and 1,000 draws two steps apart, on splits 0, 1, 2, as in the second plan. Judged as there,
+and: default chains in at most a quarter of bde's seconds. The seconds of these chains are those of
+another machine than bde's, so they are measured beside "leapfrog" chains of the same members, whose
+seconds beside bde are known.
 """
 
 import argparse
@@ -74,8 +85,30 @@ PLACE = RESULTS / "draws"
 HEADER = ["problem", "split", "arm", "members", "nll", "rmse", "coverage", "seconds"]
 SMALL = "yacht", "boston", "energy", "concrete", "wine"
 LARGE = "kin8nm", "power", "protein"
-LENGTHS = "0.3", "1", "3", "10", "auto"
-LONGER: dict[str, Any] = {"warmup": 5000, "thin": 4}
+LEAPFROG = {"name": "mclmc", "integrator": "leapfrog"}
+TRIED: dict[str, tuple[dict[str, dict], str, tuple[str, ...], tuple[int, ...]]] = {
+    "lengths": (
+        {str(n): {**LEAPFROG, "length": n} for n in (0.3, 1, 3, 10, "auto")},
+        "3", ("yacht", "energy", "concrete"), (10, 11, 12),
+    ),
+    "integrators": (
+        {"leapfrog": LEAPFROG, "minimal-norm": {"name": "mclmc"}},
+        "leapfrog", SMALL, (10, 11, 12, 13),
+    ),
+}  # fmt: skip
+"""Settings of mclmc that were tried: samplers, the one they stand beside, problems and splits."""
+LONGER: dict[str, dict[str, dict[str, Any]]] = {
+    "longer.csv": {
+        "draws": {"sampler": LEAPFROG},
+        "longer draws": {"sampler": LEAPFROG, "warmup": 5000, "thin": 4},
+    },
+    "integrator.csv": {
+        "draws": {},
+        "leapfrog draws": {"sampler": LEAPFROG},
+        "longer draws": {"warmup": 2500, "thin": 2},
+    },
+}
+"""Chains beside those of bde, by file."""
 RATES = 0.0001, 0.001, 0.003, 0.01, 0.03
 UNITS, CHAINS, STEPS, BATCH, STRENGTH = 50, 5, 2000, 128, 100.0
 GROUPS = {
@@ -124,7 +157,13 @@ intervals. NLL loses on energy and concrete, RMSE on yacht, too. bde takes 9,000
   protein.
 - protein has two splits, the others three: the third did not fit into the time.
 
-Longer chains, by the second plan ([longer.csv](longer.csv), another machine): {longer}"""
+All chains above have the integrator "leapfrog", the default of their time. The others were run on
+another machine; their seconds are beside those of the default chains above, of the same members:
+
+- Longer chains, by the second plan ([longer.csv](longer.csv)), 9,000 steps: {longer}
+- Today's default chains, with the integrator "minimal-norm" ([integrator.csv](integrator.csv)), by
+  the fourth plan: {norm}
+- Longer chains of these, 9,000 gradients: {longer_norm}"""
 
 
 class Table:
@@ -262,56 +301,55 @@ def try_rate(archive, problem, split, rate):
     yield [[str(rate), f"{scores(drawn, table)[0]:.6g}"]]
 
 
-def longer(archive, problem, split, arm):
-    """Rows of default chains and of longer ones from the same members."""
-    table = Table(np.load(archive), problem, split)
-    run, lengths = trained(table, split, False), {"draws": {}, "longer draws": LONGER}
-    for name, options in lengths.items():
-        began = time.process_time()
-        drawn = shoal.draw(run, (table.x, table.y), seed=split, progress=False, **options)
-        seconds = time.process_time() - began
-        yield [_row(name, drawn.ensemble.members, *scores(drawn, table), seconds)]
-
-
-def lengths(archive, problem, split, arm):
-    """Rows of chains with every decoherence length from the same members."""
+def longer(archive, arms, problem, split, arm):
+    """Rows of chains of several lengths from the same members."""
     table = Table(np.load(archive), problem, split)
     run = trained(table, split, False)
-    for length in LENGTHS:
-        sampler = {"name": "mclmc", "length": length if length == "auto" else float(length)}
-        began = time.process_time()
-        drawn = shoal.draw(run, (table.x, table.y), sampler=sampler, seed=split, progress=False)
-        seconds = time.process_time() - began
+    for name, options in arms.items():
+        yield [_row(name, *sampled(run, table, split, **options)[1])]
+
+
+def sampled(run, table, split, **options):
+    """The run of draws, and its size, scores and seconds."""
+    began = time.process_time()
+    drawn = shoal.draw(run, (table.x, table.y), seed=split, progress=False, **options)
+    seconds = time.process_time() - began
+    return drawn, (drawn.ensemble.members, *scores(drawn, table), seconds)
+
+
+def tried(archive, samplers, problem, split, arm):
+    """Rows of chains by each sampler from the same members."""
+    table = Table(np.load(archive), problem, split)
+    run = trained(table, split, False)
+    for name, sampler in samplers.items():
+        drawn, values = sampled(run, table, split, sampler=sampler)
         each = drawn.chains((table.x_test, table.y_test)).predictions.effective
-        values = *scores(drawn, table), seconds, float(each.median())
-        yield [_row(length, drawn.ensemble.members, *values)]
+        yield [_row(name, *values, float(each.median()))]
 
 
-def lengths_table(rows):
-    """Means of every length over problems and splits, beside those of length 3 in pairs."""
+def tried_table(rows, names, base):
+    """Means of every setting over problems and splits, beside those of one setting in pairs."""
     cells = {(row["arm"], row["problem"], row["split"]): row for row in rows}
     keys = list(dict.fromkeys(key[1:] for key in cells))
 
-    def values(length, measure):
-        found = [float(cells[length, *key][measure]) for key in keys]
-        return [math.log(value) for value in found] if measure == "rmse" else found
+    def values(name, measure):
+        found = [float(cells[name, *key][measure]) for key in keys]
+        return found if measure == "nll" else [math.log(value) for value in found]
 
     lines = []
-    for length in LENGTHS:
-        nll, rmse = (
-            paired_difference(values(length, name), values("3", name)) for name in ("nll", "rmse")
+    for name in names:
+        nll, *ratios = (
+            paired_difference(values(name, measure), values(base, measure))
+            for measure in ("nll", "rmse", "effective", "seconds")
         )
-        ratio, low, high = map(math.exp, rmse)
-        nats, effective, seconds = (
-            np.mean(values(length, name)) for name in ("nll", "effective", "seconds")
-        )
-        lines.append(
-            [length, f"{nats:.3f}", f"{nll.difference:+.3f} ({nll.low:+.3f} to {nll.high:+.3f})",
-             f"{ratio:.2f} ({low:.2f} to {high:.2f})", f"{effective:.0f}", f"{seconds:.1f}"]
-        )  # fmt: skip
-    heads = ["length", "NLL", "NLL less that of 3", "RMSE, times that of 3", "effective draws",
-             "seconds"]  # fmt: skip
-    return markdown_table(heads, lines)
+        beside = [f"{nll.difference:+.3f} ({nll.low:+.3f} to {nll.high:+.3f})"]
+        for found in ratios:
+            ratio, low, high = map(math.exp, found)
+            beside.append(f"{ratio:.2f} ({low:.2f} to {high:.2f})")
+        lines.append([name, f"{np.mean(values(name, 'nll')):.3f}", *beside])
+    heads = [f"NLL less that of {base}"]
+    heads += [f"{each}, times" for each in ("RMSE", "effective draws", "seconds")]
+    return markdown_table(["setting", "NLL", *heads], lines)
 
 
 def loaded(archive, problem, split, arm):
@@ -392,33 +430,37 @@ def _without_loading(pairs):
         ours, theirs = (np.mean([float(pair[i]["seconds"]) for pair in found]) for i in (0, 1))
         shares.append(f"{share:.0%} on {problem}")
         times.append(f"{ours / theirs / (1 - share):.2f} ({problem})")
-    longer = _longer({key: pair[1] for key, pair in pairs.items()})
-    return {"shares": " and ".join(shares), "times": " and ".join(times), "longer": longer}
+    bde = {key: pair[1] for key, pair in pairs.items()}
+    return {
+        "shares": " and ".join(shares),
+        "times": " and ".join(times),
+        "longer": _longer(bde, "longer.csv", "longer draws", "draws"),
+        "norm": _longer(bde, "integrator.csv", "draws", "leapfrog draws"),
+        "longer_norm": _longer(bde, "integrator.csv", "longer draws", "leapfrog draws"),
+    }
 
 
-def _longer(bde):
-    """Longer chains beside bde, and their price."""
-    rows = {(r["problem"], int(r["split"]), r["arm"]): r for r in read_csv(PLACE / "longer.csv")}
-    keys, ours = [key for key in bde if (*key, "longer draws") in rows], {}
+def _longer(bde, file, arm, base):
+    """Chains of a file beside bde, and their price beside other chains."""
+    rows = {(r["problem"], int(r["split"]), r["arm"]): r for r in read_csv(PLACE / file)}
+    keys, ours = [key for key in bde if (*key, arm) in rows], {}
     for measure, act in (("nll", float), ("rmse", math.log)):
         each = [
             [act(float(found[measure])) for found in side]
-            for side in ([rows[*key, "longer draws"] for key in keys], [bde[key] for key in keys])
+            for side in ([rows[*key, arm] for key in keys], [bde[key] for key in keys])
         ]
         ours[measure] = paired_difference(each[0], each[1])
     times = [
-        math.log(
-            float(rows[*key, "longer draws"]["seconds"]) / float(rows[*key, "draws"]["seconds"])
-        )
+        math.log(float(rows[*key, arm]["seconds"]) / float(rows[*key, base]["seconds"]))
         for key in keys
     ]
     judged = {m: "missed" if each.difference > 0 else "met" for m, each in ours.items()}
     nll, (ratio, low, high) = ours["nll"], map(math.exp, ours["rmse"])
     return (
-        f"9,000 steps beside bde on {len(keys)} splits have NLL\n{nll.difference:+.3f} (95 % "
-        f"interval {nll.low:+.3f} to {nll.high:+.3f}) and RMSE times {ratio:.2f} ({low:.2f} to "
-        f"{high:.2f}), for\n{math.exp(np.mean(times)):.1f} times the seconds of sampling by the "
-        f'default chains.\n"At most those of bde in the mean" is {judged["nll"]} for NLL and '
+        f"NLL {nll.difference:+.3f} (95 % interval\n{nll.low:+.3f} to {nll.high:+.3f}) and RMSE "
+        f"times {ratio:.2f} ({low:.2f} to {high:.2f}) on {len(keys)} splits, for\n"
+        f"{math.exp(np.mean(times)):.1f} times the seconds of sampling. "
+        f'"At most those of bde in the mean" is {judged["nll"]} for NLL\nand '
         f"{judged['rmse']} for RMSE."
     )
 
@@ -433,7 +475,8 @@ def main():
     parser.add_argument("--rates", action="store_true", help="choose learning rates of sghmc")
     parser.add_argument("--loading", action="store_true", help="seconds that bde compiles")
     parser.add_argument("--longer", action="store_true", help="chains as long as those of bde")
-    parser.add_argument("--lengths", action="store_true", help="decoherence lengths of mclmc")
+    for name in TRIED:
+        parser.add_argument(f"--{name}", action="store_true", help=f"{name} of mclmc")
     parser.add_argument("--page", action="store_true", help="write the page alone")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--within", type=float, default=math.inf, help="seconds for all cells")
@@ -460,16 +503,17 @@ def main():
         return
     if asked.longer:
         cells = [(problem, split, "") for split in (0, 1, 2) for problem in SMALL]
-        arms, act = (lambda *cell: ["draws", "longer draws"]), partial(longer, asked.uci)
-        write_missing(asked.out / "longer.csv", HEADER, cells, arms, act, *how)
+        for name, chains in LONGER.items():
+            arms, act = (lambda *cell, names=chains: [*names]), partial(longer, asked.uci, chains)
+            write_missing(asked.out / name, HEADER, cells, arms, act, *how)
         return
-    if asked.lengths:
-        chosen = [name for name in ("yacht", "energy", "concrete") if name in problems]
-        cells = [(problem, split, "") for split in (10, 11, 12) for problem in chosen]
-        file, header = asked.out / "lengths.csv", [*HEADER, "effective"]
-        arms, act = (lambda *cell: LENGTHS), partial(lengths, asked.uci)
+    for name in filter(vars(asked).get, TRIED):
+        samplers, base, chosen, splits = TRIED[name]
+        cells = [(p, split, "") for split in splits for p in chosen if p in problems]
+        file, header = asked.out / f"{name}.csv", [*HEADER, "effective"]
+        arms, act = (lambda *cell, names=samplers: [*names]), partial(tried, asked.uci, samplers)
         write_missing(file, header, cells, arms, act, *how)
-        print(lengths_table(read_csv(file)))
+        print(tried_table(read_csv(file), samplers, base))
         return
     file = asked.out / "uci.csv"
     if not asked.page:

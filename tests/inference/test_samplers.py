@@ -40,6 +40,7 @@ def sampled(sampler, density, warmup, draws, thin=1, seed=0):
 
 LAWS = {
     "mclmc": (MCLMC(energy_error=1e-3, length=1.0), 400, 600),
+    "leapfrog mclmc": (MCLMC(energy_error=1e-3, length=1.0, integrator="leapfrog"), 400, 600),
     "auto mclmc": (MCLMC(energy_error=1e-3, length="auto"), 400, 600),
     "plain mclmc": (MCLMC(energy_error=1e-3, length=1.0, precondition=False), 400, 800),
     "sghmc": (SGHMC(lr=0.02), 400, 1000),
