@@ -48,7 +48,9 @@ HEADER = ["network", "seed", "arm", "members", "nll", "accuracy", "ece", "auroc"
 EPOCHS = {"perceptron": 80, "convolutions": 20}
 SGHMC: dict[str, Any] = {"warmup": 100, "draws": 60, "thin": 5}
 RATES = {"perceptron": 0.2, "convolutions": 0.05}
-MCLMC: dict[str, Any] = {"sampler": "mclmc", "warmup": 1000, "draws": 100, "thin": 10}
+LEAPFROG = {"name": "mclmc", "integrator": "leapfrog"}
+"""The default of the time of the runs, as of those of `draws_uci`."""
+MCLMC: dict[str, Any] = {"sampler": LEAPFROG, "warmup": 1000, "draws": 100, "thin": 10}
 SAMPLERS = {"perceptron": ("mclmc", "sghmc"), "convolutions": ("sghmc",)}
 REPELS: dict[str, Any] = {"method": "f-kde", "strength": 100.0}
 ARMS = ("members", "more members", "repelled", "more repelled", "mclmc", "repelled mclmc", "sghmc",

@@ -80,12 +80,12 @@ from shoal.prediction.statistics import paired_difference
 from studies import RESULTS
 from studies.common import read_csv
 from studies.draws_corners import Pace, members_for, repelling_chains, write_missing
+from studies.draws_digits import LEAPFROG
 
 PLACE = RESULTS / "draws"
 HEADER = ["problem", "split", "arm", "members", "nll", "rmse", "coverage", "seconds"]
 SMALL = "yacht", "boston", "energy", "concrete", "wine"
 LARGE = "kin8nm", "power", "protein"
-LEAPFROG = {"name": "mclmc", "integrator": "leapfrog"}
 TRIED: dict[str, tuple[dict[str, dict], str, tuple[str, ...], tuple[int, ...]]] = {
     "lengths": (
         {str(n): {**LEAPFROG, "length": n} for n in (0.3, 1, 3, 10, "auto")},
@@ -274,7 +274,8 @@ def compute(archive, rates, problem, split, group):
             yield timed(arm, base, move)[2]
         return
     yield row
-    draw = partial(shoal.draw, run, (table.x, table.y), seed=split, progress=False)
+    how: dict[str, Any] = {"sampler": LEAPFROG, "seed": split, "progress": False}
+    draw = partial(shoal.draw, run, (table.x, table.y), **how)
     if "sghmc" in arms[1]:
         draw = partial(by_sghmc, run, table, split, rate_of(rates, problem))
     _, seconds, row = timed(arms[1], base, draw)

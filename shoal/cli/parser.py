@@ -661,7 +661,7 @@ def _draw(parser: argparse.ArgumentParser) -> None:
         "--warmup",
         type=_steps_or_none,
         metavar="N",
-        help="steps before the first draw (default: 2500; hmc: 500; mini-batches: half of what "
+        help="steps before the first draw (default: 1250; hmc: 500; mini-batches: half of what "
         "follows)",
     )
     add(

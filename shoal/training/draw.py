@@ -114,7 +114,7 @@ def draw(
             mini-batches; a table with settings, such as {"name": "sghmc", "schedule": "cyclical"};
             or an object.
         draws: number of draws K that each chain keeps.
-        warmup: number of steps before the first draw. None is 2500 for "mclmc", 500 trajectories
+        warmup: number of steps before the first draw. None is 1250 for "mclmc", 500 trajectories
             for "hmc" and "nuts", and for mini-batches half as many as come after it.
         thin: steps from draw to draw. None is 1, and for mini-batches a quarter of an epoch.
         batch_size: data points of a mini-batch; None for the run's batch size.

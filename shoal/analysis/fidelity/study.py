@@ -108,7 +108,7 @@ def contestant(label: str) -> Method:
 DRAWS = 50
 """Draws that each chain of a sampler keeps."""
 
-_LENGTHS, _USUAL = {"hmc": (47, 1), "nuts": (50, 1)}, (1000, 10)
+_LENGTHS, _USUAL = {"mclmc": (500, 5), "hmc": (47, 1), "nuts": (50, 1)}, (1000, 10)
 """Steps before the first draw and from draw to draw; about 1,500 gradients for every sampler."""
 
 _RATE = 1e-3

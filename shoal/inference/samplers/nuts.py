@@ -72,7 +72,7 @@ class NUTS(OnAllData):
         if most > MANY:
             warnings.warn(
                 f"nuts moves {most:,} weights, and a draw may take {2**self.depth - 1:,} "
-                f"gradients; 'mclmc' takes one gradient a step, and of= selects fewer weights",
+                f"gradients; 'mclmc' takes two gradients a step, and of= selects fewer weights",
                 ShoalWarning,
                 stacklevel=2,
             )
