@@ -94,7 +94,10 @@ _UNMIXED, _SHORTEST, _LONGEST = 3.0, 0.3, 10.0
 """Lengths in units of √d: while it is not known, and the bounds of "auto"."""
 
 
-@registry.register("mclmc", cite=("robnik2023microcanonical", "robnik2024fluctuation"))
+@registry.register(
+    "mclmc",
+    cite=("robnik2023microcanonical", "robnik2024fluctuation", "omelyan2003symplectic"),
+)
 @dataclass(frozen=True)
 class MCLMC(OnAllData):
     """Microcanonical Langevin chains with gradients of all data, which tune themselves.
