@@ -146,7 +146,8 @@ FINDING = """
 Judged by the plan: draws take less than a quarter of bde's seconds on every problem. "NLL and RMSE
 at most those of bde in the mean" is missed: both means are higher, with 0 and 1 inside the
 intervals. NLL loses on energy and concrete, RMSE on yacht, too. bde takes 9,000 steps of two
-gradients, and `draw` 3,500 of one. Draws have a lower NLL than as many seconds of plain members on all five problems.
+gradients, and `draw` 3,500 of one. Draws have a lower NLL than as many seconds of plain members on
+all five problems.
 
 - The seconds of bde include what JAX compiles and loads: {shares}, by a run
   with hardly any steps on another machine ([loading.csv](loading.csv), added after the runs).
