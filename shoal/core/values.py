@@ -46,6 +46,8 @@ def fits(value: object, annotation: Any) -> bool:
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, option) for option in typing.get_args(annotation))
+    if origin is typing.Literal:
+        return isinstance(value, str | int) and value in typing.get_args(annotation)
     if origin in (list, tuple):
         return isinstance(value, list | tuple) and _elements_fit(value, annotation)
     if origin is not None:
@@ -96,6 +98,8 @@ def _phrases(annotation: Any) -> Iterator[str]:
         for option in inner:
             if option is not type(None):
                 yield from _phrases(option)
+    elif origin is typing.Literal:
+        yield from map(repr, inner)
     elif origin in (list, tuple):
         word = _WORDS.get(typing.get_origin(inner[0]) or inner[0], "values")
         count = "" if origin is list or Ellipsis in inner else f"{len(inner)} "

@@ -1,6 +1,7 @@
 """Plain values against annotations: what fits, and what is said when it does not."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 
@@ -27,6 +28,7 @@ from shoal.core.values import check_spec, check_value, fits, wanted
         ("a", str | tuple[str, ...]),
         (["a", "b"], str | tuple[str, ...]),
         ({"a": 1}, dict[str, int]),
+        ("b", Literal["a", "b"]),
     ],
 )
 def test_values_that_fit(value, annotation):
@@ -55,6 +57,8 @@ def test_values_that_fit(value, annotation):
         (1, str),
         ([1], dict),
         ("abc", tuple[str, ...]),
+        ("c", Literal["a", "b"]),
+        ([], Literal["a", "b"]),
     ],
 )
 def test_values_that_do_not(value, annotation):
@@ -71,6 +75,7 @@ def test_values_that_do_not(value, annotation):
         (list[dict[str, int]], "a list of tables"),
         (str | dict[str, int] | None, "a name or a table"),
         (float | dict[str, int] | None, "a number or a table"),
+        (Literal["a", "b"] | None, "'a' or 'b'"),
     ],
 )
 def test_annotations_in_words(annotation, words):
