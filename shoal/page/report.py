@@ -1,13 +1,11 @@
 """The report: one self-contained HTML page about one or several runs."""
 
 import base64
-import gc
 import hashlib
 import html
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from itertools import count
@@ -20,6 +18,7 @@ from shoal.core.display.progress import Ticker
 from shoal.core.optional import require
 from shoal.core.storage.files import write_bytes, write_text
 from shoal.data.dataset import Dataset, class_names
+from shoal.engine.resources.memory import garbage_kept
 from shoal.evaluation.data_arguments import Inputs, Labelled, Shifts, evaluation_data, opened
 from shoal.evaluation.evaluate import (
     Evaluation,
@@ -132,7 +131,8 @@ def report(
     ]
     names = class_names(data) if classes is None and isinstance(data, Dataset) else classes
     report_data = replace(load_report_data(entries, title, names), margins=margins)
-    with _collecting_later():
+    # Figures live until the page is written, and collecting garbage takes a sixth of the time.
+    with garbage_kept():
         sections = _built_sections(report_data)
         counts = {id(s): len(list(section_figures(s.blocks))) for s in sections.values()}
         total = sum(counts.values()) * (1 if figures is None else 2)
@@ -172,19 +172,6 @@ def _evaluated(run: Any, data: Any, ood: Any, shifts: Any, progress: bool) -> An
         with splits_ticker(dataset, not progress) as ticker:
             evaluate_run(run, dataset, after=ticker.tick)
     return run
-
-
-@contextmanager
-def _collecting_later() -> Iterator[None]:
-    """Switch garbage collection off: figures live until the page is written, and collecting takes
-    a sixth of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def render(

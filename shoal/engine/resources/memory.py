@@ -37,9 +37,13 @@ def free_garbage_if_scarce(device: torch.device) -> None:
 
 
 @contextmanager
-def garbage_kept(device: torch.device) -> Iterator[None]:
-    """A block in which Python frees no cycles: captures and measurements must not see it."""
-    free_garbage_if_scarce(device)
+def garbage_kept(device: torch.device | None = None) -> Iterator[None]:
+    """A block in which Python frees no cycles: captures and measurements must not see it.
+
+    With a GPU, cycles are freed before the block if its memory is scarce.
+    """
+    if device is not None:
+        free_garbage_if_scarce(device)
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -11,7 +11,7 @@ from shoal.inference.samplers.sampler import Clock, Density, Sampler
 __all__ = ["Plan"]
 
 _WARMUP, _THIN = 2500, 1
-"""Steps of chains with gradients of all data: before the first draw, and from draw to draw."""
+"""Steps before the first draw, and from draw to draw, of samplers without `lengths`."""
 
 
 @dataclass(frozen=True)
