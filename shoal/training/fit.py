@@ -12,6 +12,7 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.core.storage.disk import checked_path
 from shoal.data.batches.batch import rounded
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches, batches_of
+from shoal.engine.kernels.builds import begin_triton
 from shoal.engine.members.precision import full_precision
 from shoal.engine.processes.groups import TIMEOUT, restarted
 from shoal.engine.processes.mesh import Mesh
@@ -103,6 +104,7 @@ def fit(
     options = Options.of(locals() | other)
     with full_precision():
         where, dtype = destination(ensemble, options.device, options.precision)
+        begin_triton(where)
         if out is not None:
             checked_path(out, "out")
         loggers = checked_loggers(other.get("loggers", ()))

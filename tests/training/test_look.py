@@ -18,6 +18,7 @@ from shoal.data.batches.sources import batches_of
 from shoal.data.sets.uci import PROBLEMS
 from shoal.inference.likelihoods import default_for
 from shoal.models import MLP, Blueprint
+from shoal.training.options import look as looks
 from shoal.training.options.look import CHECKS, look
 
 N, D = 60, 4
@@ -146,6 +147,17 @@ SOUND = {
 def test_sound_data_give_no_warning(name):
     build, data, options = SOUND[name]
     assert told(build, data, **options) == ()
+
+
+def test_outputs_of_a_last_layer_that_starts_at_zero_ask_for_no_drawn_networks(monkeypatch):
+    def begun_at_zero():
+        network = dense(3)()
+        nn.init.zeros_(network[-1].weight)
+        nn.init.zeros_(network[-1].bias)
+        return network
+
+    monkeypatch.setattr(looks, "drawn_outputs", lambda *given: pytest.fail("networks were drawn"))
+    assert told(begun_at_zero, (X, LABELS)) == ()
 
 
 def test_a_table_names_its_columns():

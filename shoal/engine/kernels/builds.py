@@ -16,11 +16,16 @@ import torch
 
 AsyncCompileMode: Any = None
 JITFunction: Any = None
+driver: Any = None
+triton_key: Any = None
 with suppress(Exception):  # Triton is missing, does not work, or builds one kernel after another
     from triton import AsyncCompileMode  # pyright: ignore[reportMissingImports]
     from triton.runtime.jit import JITFunction  # pyright: ignore[reportMissingImports]
+with suppress(Exception):
+    from triton.runtime import driver  # pyright: ignore[reportMissingImports]
+    from triton.runtime.cache import triton_key  # pyright: ignore[reportMissingImports]
 
-__all__ = ["Builders", "only_building"]
+__all__ = ["Builders", "begin_triton", "only_building"]
 
 _MOST = 16
 """Largest number of threads that build."""
@@ -29,19 +34,39 @@ _SLOW = 0.1
 """A kernel that takes as many seconds was built, and not read from the disk."""
 
 _one_at_a_time = threading.Lock()
+_begun: list[Future[None]] = []
+
+
+def begin_triton(device: torch.device) -> None:
+    """Let a thread do what Triton does before its first kernel.
+
+    It compiles the code with which it reaches the GPU, and reads all its files for a digest, by
+    which kernels are found on the disk: half a second, in which a run checks its data.
+    """
+    if device.type == "cuda" and triton_key is not None and not _begun:
+        pool = ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device,))
+        _begun.append(pool.submit(_begin))
+        pool.shutdown(wait=False)
+
+
+def _begin() -> None:
+    with suppress(Exception):  # the first launch reports the reason
+        driver.active.get_current_target()
+        triton_key()
 
 
 class Builders(ThreadPoolExecutor):
     """Threads that build kernels and the host's code which launches them.
 
     Attributes:
-        built: number of kernels that were not on the disk.
+        asked: number of kernels that this process did not have.
+        built: number of kernels that were not on the disk either.
     """
 
     def __init__(self, device: torch.device) -> None:
         count = min(os.cpu_count() or 1, _MOST)
         super().__init__(count, initializer=torch.cuda.set_device, initargs=(device,))
-        self.built = 0
+        self.asked = self.built = 0
 
     def submit(self, build: Callable[[], Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """See `Executor`."""
@@ -53,6 +78,7 @@ class Builders(ThreadPoolExecutor):
             self.built += time.perf_counter() - begun > _SLOW
             return kernel
 
+        self.asked += 1
         return super().submit(built)
 
 
@@ -68,6 +94,8 @@ def only_building(device: torch.device) -> Iterator[Builders | None]:
     if device.type != "cuda" or AsyncCompileMode is None or not _one_at_a_time.acquire(False):
         yield None
         return
+    for begun in _begun:
+        begun.result()
     launch, here = JITFunction.run, threading.get_ident()
 
     def run(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:

@@ -156,12 +156,11 @@ class CapturedSteps:
         annealed: whether the annealing factor can differ from 1.
         room: the memory that the steps may take.
         kind: what the kernels of a step depend on; steps of one kind may differ in their data.
+        changes: whether later steps launch other kernels than the first.
 
     Attributes:
         note: told in some words what the steps wait for, and "" when they wait no longer.
     """
-
-    WARM = 2
 
     _known: ClassVar[set[Hashable]] = set()
     """Kinds of steps that this process has captured before."""
@@ -175,9 +174,10 @@ class CapturedSteps:
         annealed: bool,
         room: MemoryRoom,
         kind: Hashable,
+        changes: bool,
     ) -> None:
         device = batches.x.device
-        self.kind = kind
+        self.kind, self.changes = kind, changes
         self.move, self.batches, self.rate, self.annealed = move, batches, rate, annealed
         self.room = room
         self.pace = torch.tensor(pace, device=device, dtype=rate.dtype)
@@ -228,10 +228,21 @@ class CapturedSteps:
         """Whether enough steps of this size have run eagerly.
 
         In the first one, libraries choose kernels and the optimiser makes its states. A second one
-        builds the kernels of a step that finds these states, unless the process has them already.
+        builds the kernels of a step that finds these states, if it has others and the process has
+        not built them yet.
         """
-        has_kernels = bool(self.graphs) or self.kind in self._known
-        return self.warm.get(size, 0) >= (1 if has_kernels else self.WARM)
+        again = self.changes and not self.graphs and not self.known
+        return self.warm.get(size, 0) >= 1 + again
+
+    @property
+    def known(self) -> bool:
+        """Whether this process has captured a step of this kind before."""
+        return self.kind in self._known
+
+    def launch_next(self) -> None:
+        """Launch the kernel that chooses a batch, where none is launched (`only_building`)."""
+        if kernel_supports(self.pace, self.rate):
+            self._chosen(self.order.shape[1])
 
     def close(self) -> None:
         """Let go of all graphs and of the step, whose owner holds this object: no cycle is left."""
@@ -263,14 +274,18 @@ class CapturedSteps:
         words = [fused.step_kernels.in_words(each) for each in (x, y)]
         return None if any(each is None for each in words) else (x, y)
 
+    def _chosen(self, size: int) -> tuple[Any, Any, Tensor, Tensor]:
+        """The next batch by a kernel, or only its rows if it cannot copy them; see `_next`."""
+        state = self.places, self.order, self.pace, self.rate, self.done
+        data = self._copied() or (self.every, self.every)
+        return fused.step_kernels.next_batch(*state, data, size)
+
     def _next(self, size: int) -> tuple[Any, Any, Tensor, Tensor]:
         """The next batch, its annealing factor and number; sets the learning rate."""
         batches = self.batches
         if kernel_supports(self.pace, self.rate):
-            copied, next_batch = self._copied(), fused.step_kernels.next_batch
-            given = self.places, self.order, self.pace, self.rate, self.done
-            x, y, factor, step = next_batch(*given, copied or (self.every, self.every), size)
-            x, y = batches.arranged(*((x, y) if copied else batches.at(x)))
+            x, y, factor, step = self._chosen(size)
+            x, y = batches.arranged(*((x, y) if self._copied() else batches.at(x)))
             return x, y, factor, step
         place, step = self.places.clone().split(1)
         rows = self.order.index_select(0, place).view(-1)[:size]

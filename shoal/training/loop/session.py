@@ -35,7 +35,7 @@ from shoal.training.folder.trajectory import Trajectory
 from shoal.training.loop.cached_features import cached
 from shoal.training.loop.callbacks import Listeners
 from shoal.training.loop.folds import FoldValidation
-from shoal.training.loop.messages import Messages, watching
+from shoal.training.loop.messages import Messages, constant_members, watching
 from shoal.training.loop.saving import (
     Saver,
     check_length,
@@ -168,7 +168,7 @@ class Session:
             if trainer.captured is not None:
                 trainer.captured.note = progress.note
                 stack.callback(trainer.captured.close)
-            memory = trainer.fit_batches()
+            memory = trainer.fit_batches(constant_members)
             if trainer.mover.memory.decides:
                 self.provenance["memory"] = memory.table()
             stack.enter_context(trainer.mover.memory.limited())

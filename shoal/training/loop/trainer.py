@@ -168,8 +168,14 @@ class Trainer:
             self._counted = points, total if len(y) == points else total * points / len(y)
         return self._counted[1]
 
-    def fit_batches(self) -> MemoryChoice:
-        """Choose how many members run at a time, so that the steps of this run fit."""
+    def fit_batches(
+        self, evaluate: Callable[[Ensemble, Inputs], object] = lambda members, x: None
+    ) -> MemoryChoice:
+        """Choose how many members run at a time, so that the steps of this run fit.
+
+        Args:
+            evaluate: what the ends of epochs do with the members and inputs.
+        """
         memory = self.mover.memory
         memory.fit_cache(lambda: self.batches.first()[0])
         if not memory.decides:
@@ -182,7 +188,17 @@ class Trainer:
                 data = bytes_of([*tensors_in(batches.x), *tensors_in(batches.y)])
             if self.captured is not None and not batches.drop_last:
                 other = batches.n % batches.batch_size / batches.batch_size
-        return memory.fit(self.mover.trial_context, *batches.first(), data, other)
+        known = self.captured is not None and self.captured.known
+        x, y = batches.first()
+
+        def rest(info: StepInfo) -> None:
+            if self.captured is not None:
+                self.captured.launch_next()
+            Tracker(self.mover.moving.members, self.ensemble.device).add(info)
+            evaluate(self.mover.moving, x)
+
+        context = self.mover.trial_context
+        return memory.fit(context, x, y, data, other, None if known else rest)
 
     def autotune_threads(self) -> int:
         """Autotune member runner and threads on the CPU; returns the number of threads."""
@@ -226,7 +242,8 @@ class Trainer:
         annealed = self.settings.annealing is not None
         memory = self.mover.memory
         kind = memory.kind(self.batches.x)
-        return CapturedSteps(self._move, self.batches, pace, rate, annealed, memory, kind)
+        delays = self.mover.context.base == "weights"  # from the second step on
+        return CapturedSteps(self._move, self.batches, pace, rate, annealed, memory, kind, delays)
 
     def close_epoch(
         self, started: float, validate: Callable[[], dict[str, Any]] | None = None

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from shoal.core.structure import Inputs
 from shoal.core.types import Tree
 from shoal.data.batches.augment import is_per_member
 from shoal.data.batches.batch import Targets
-from shoal.engine.kernels.builds import only_building
+from shoal.engine.kernels.builds import Builders, only_building
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.resources.footprint import Footprint, bytes_of
 from shoal.engine.resources.memory import (
@@ -36,6 +36,7 @@ from shoal.training.mover.memory import (
 )
 from shoal.training.options.settings import Settings
 from shoal.training.step.drive import Batch, StepContext
+from shoal.training.step.results import StepInfo
 from shoal.training.step.stages import Stages
 from shoal.training.step.velocity import velocity_of
 
@@ -101,7 +102,13 @@ class StepMemory:
             self.mapping = fitted_to_cache(self.mapping, ensemble.groups, first)
 
     def fit(
-        self, context: StepContext, x: Inputs, y: Targets, data: int = 0, other_size: float = 0.0
+        self,
+        context: StepContext,
+        x: Inputs,
+        y: Targets,
+        data: int = 0,
+        other_size: float = 0.0,
+        rest: Callable[[StepInfo], object] | None = None,
     ) -> MemoryChoice:
         """Choose how many members run at a time, from the first batch.
 
@@ -111,6 +118,8 @@ class StepMemory:
             y: its targets.
             data: bytes of the data on the device.
             other_size: size of another batch whose steps are captured besides, as a share of this.
+            rest: launches the kernels of a run that the passes of a step do not, after a step;
+                None if the process has all kernels.
         """
         if not self.decides:
             return MemoryChoice(self.mapping)
@@ -154,9 +163,9 @@ class StepMemory:
                     held = functools.partial(self._held, self.limit, plain, (x, y))
                     members, captures = self.moving.members, self.plan.graph
                     choice, self._captures = tried_out(choice, held, members, captures)
-                elif on_gpu and builders is not None and builders.built > 0:
-                    with only_building(self.ensemble.device):  # those that take all members
-                        self._try(plain, (x, y), choice.mapping)
+                elif on_gpu and rest is not None and _has_more(builders, context):
+                    with only_building(self.ensemble.device), suppress(Exception):
+                        rest(self._step(plain, (x, y), choice.mapping))  # of all members
         finally:
             self.moving.train(training)
         self.mapping = choice.mapping
@@ -182,11 +191,16 @@ class StepMemory:
     def _try(self, context: StepContext, batch: Batch, runner: MemberRunner) -> bool:
         """Whether the memory is enough for a step of all members, which changes nothing."""
         try:
-            with torch.random.fork_rng(devices=[self.ensemble.device]):
-                velocity_of(context.at(0, 1.0, runner), self.moving.without_side_effects(), batch)
+            self._step(context, batch, runner)
         except torch.OutOfMemoryError:
             return False
         return True
+
+    def _step(self, context: StepContext, batch: Batch, runner: MemberRunner) -> StepInfo:
+        """The measures of a step of all members, which changes nothing."""
+        moving = self.moving.without_side_effects()
+        with torch.random.fork_rng(devices=[self.ensemble.device]):
+            return velocity_of(context.at(0, 1.0, runner), moving, batch)[1]
 
     def _chosen(
         self, context: StepContext, x: Inputs, data: int, fixed: Footprint, measured: Measured
@@ -275,3 +289,13 @@ class StepMemory:
             delayed=cast,
             unused=KEPT_FREE if self.ensemble.device.type == "cpu" else 0,
         )
+
+
+def _has_more(builders: Builders | None, context: StepContext) -> bool:
+    """Whether a run is likely to need kernels that are not on the disk, after a trial of few members.
+
+    The trial has built some, or it needed none and members meet in kernels that it did not launch.
+    """
+    if builders is None:
+        return False
+    return builders.built > 0 or (builders.asked == 0 and context.repulsion is not None)

@@ -209,8 +209,13 @@ def _stay_within(view: View) -> bool:
 
 
 def _are_shares(outputs: Tensor | None) -> bool:
-    """Whether there are outputs, and all are between 0 and 1."""
-    return outputs is not None and bool(((outputs >= 0) & (outputs <= 1)).all())
+    """Whether there are outputs, and all are between 0 and 1.
+
+    Zeros alone, of a last layer that starts at zero, are no shares.
+    """
+    if outputs is None or not outputs.any():
+        return False
+    return bool(((outputs >= 0) & (outputs <= 1)).all())
 
 
 def far_from_unit_scale(view: View) -> str | None:
