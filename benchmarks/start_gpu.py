@@ -311,7 +311,7 @@ def made(network: str, members: int, points: int) -> Any:
 
 
 def depthwise(device: torch.device, quick: bool) -> None:
-    """In a process of its own: first and later gradients of depthwise convolutions, by each way."""
+    """In a process of its own: first and later calls of depthwise convolutions, by each way."""
     shapes = [
         (32, 3, 1, 112), (96, 3, 2, 112), (144, 3, 1, 56), (144, 5, 2, 56), (240, 5, 1, 28),
         (240, 3, 2, 28), (480, 3, 1, 14), (672, 5, 1, 14), (672, 5, 2, 14), (1152, 5, 1, 7),
@@ -327,7 +327,7 @@ def depthwise(device: torch.device, quick: bool) -> None:
 def one_depthwise(
     channels: int, side: int, stride: int, width: int, way: str, device: torch.device
 ) -> str:
-    """Milliseconds of the first and of later calls of both gradients."""
+    """Milliseconds of the first and of later calls of the layer and of both gradients."""
     from shoal.engine.derivatives.convolution import Geometry
 
     layout = torch.contiguous_format if "first" in way else torch.channels_last
@@ -338,27 +338,31 @@ def one_depthwise(
     )
     w = torch.randn(channels, 1, side, side, device=device).bfloat16()
     geometry = Geometry.of(stride, side // 2, 1, channels, 2)
+    each = [stride] * 2, [side // 2] * 2, [1, 1], False, [0, 0], channels
 
-    def by_library(at_input: bool) -> Any:
-        mask = [at_input, not at_input, False]
-        each = [stride] * 2, [side // 2] * 2, [1, 1], False, [0, 0], channels, mask
-        return torch.ops.aten.convolution_backward(g, x, w, None, *each)[0 if at_input else 1]
+    def by_library(what: str) -> Any:
+        if what == "outputs":
+            return torch.convolution(x, w, None, *each)
+        mask = [what == "at input", what == "at weight", False]
+        both = torch.ops.aten.convolution_backward(g, x, w, None, *each, mask)
+        return both[0 if mask[0] else 1]
 
-    def by_kernels(at_input: bool) -> Any:
+    def by_kernels(what: str) -> Any:
         from shoal.engine.derivatives import launch_depthwise_kernels as kernels
 
-        return (kernels.at_input if at_input else kernels.at_weight)(g, x, w, geometry)
+        if what == "outputs":
+            return kernels.outputs(x, w, None, geometry)
+        return (kernels.at_input if what == "at input" else kernels.at_weight)(g, x, w, geometry)
 
     found, call = [], by_kernels if way == "kernels" else by_library
-    for at_input in (True, False):
-        first = spent(functools.partial(call, at_input), 1, device)
-        later = least(functools.partial(call, at_input), device)
-        found.append(f"{first:.0f} then {later:.3f}")
+    for what in ("outputs", "at input", "at weight"):
+        first = spent(functools.partial(call, what), 1, device)
+        later = least(functools.partial(call, what), device)
+        found.append(f"{what} {first:.0f} then {later:.3f} ms")
         if way == "kernels":
-            apart = call(at_input).float() - by_library(at_input).float()
-            found[-1] += f" (apart {apart.norm() / by_library(at_input).float().norm():.1e})"
-    name = f"{channels} channels, {side}x{side}/{stride} on {width}, {way}"
-    return f"{name}: at input {found[0]} ms, at weight {found[1]} ms"
+            plain = by_library(what).float()
+            found[-1] += f" (apart {(call(what).float() - plain).norm() / plain.norm():.1e})"
+    return f"{channels} channels, {side}x{side}/{stride} on {width}, {way}: {', '.join(found)}"
 
 
 def least(call: Callable[[], Any], device: torch.device) -> float:

@@ -8,6 +8,7 @@ from torch import nn
 from triton_ready import needs_gpu
 
 import shoal
+from shoal.engine.derivatives import torch_overrides
 from shoal.engine.members.precision import calculating_in, full_precision, rough_products
 
 
@@ -111,3 +112,36 @@ def test_a_gpu_computes_all_digits_of_float32(what, watched):
         )
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=2e-5, atol=2e-6)
+
+
+@needs_gpu
+def test_videos_run_by_kernels_with_the_gradients_of_double_precision(monkeypatch):
+    """Filters and videos have channels last on a GPU, so batch normalisation runs by kernels."""
+
+    def network():
+        filters = nn.Conv3d(2, 6, 3, padding=1, bias=False), nn.Conv3d(6, 4, 3, stride=2)
+        norms = nn.BatchNorm3d(6), nn.BatchNorm3d(4)
+        body = filters[0], norms[0], nn.ReLU(), filters[1], norms[1], nn.Sigmoid()
+        return nn.Sequential(*body, nn.AdaptiveAvgPool3d(2), nn.Flatten(), nn.Linear(32, 3))
+
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(24, 2, 5, 9, 8, generator=generator), torch.arange(24) % 3
+    taken = []
+    plain = torch_overrides.by_kernels
+    note = lambda x: taken.append(plain(x)) or taken[-1]  # noqa: E731
+    monkeypatch.setattr(torch_overrides, "by_kernels", note)
+
+    def moved(device, precision):
+        """How far a gradient step moves the weights, all in one."""
+        ensemble = shoal.Ensemble.init(network, 2, seed=0)
+        before = {name: t.detach().clone() for name, t in ensemble.weights.items()}
+        how = {"optimizer": "sgd", "lr": 1.0, "steps": 1, "batch_size": 24, "progress": False}
+        how |= {"engine": "loop", "device": device, "precision": precision}
+        found = shoal.fit(ensemble, data, **how).ensemble.weights
+        return torch.cat([(found[n].cpu().double() - t).flatten() for n, t in before.items()])
+
+    expected = moved("cpu", "float64")
+    assert not any(taken)
+    found = moved("cuda", "bfloat16")
+    assert all(taken) and len(taken) > 4
+    assert (found - expected).norm() < 0.03 * expected.norm()

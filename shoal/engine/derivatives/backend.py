@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from shoal.engine.derivatives import affine_formulas, formulas
+from shoal.engine.derivatives.layout import CHANNELS_LAST
 from shoal.engine.functorch import functorch
 
 __all__ = [
@@ -37,7 +38,7 @@ def arithmetic(x: Tensor, layer: str) -> ModuleType:
 
 
 def by_kernels(x: Tensor) -> bool:
-    """Whether Triton takes it: real data on a GPU, with the channels of an image last in memory.
+    """Whether Triton takes it: real data on a GPU, with the channels of images or videos last.
 
     The kernels go through memory row by row. Tensors that are mapped by `vmap` or merely traced
     have no memory to go through, and images with channels first would have to be turned.
@@ -46,8 +47,8 @@ def by_kernels(x: Tensor) -> bool:
         return False
     if isinstance(x, FakeTensor) or is_mapped():
         return False
-    if x.ndim == 4:
-        return x.is_contiguous(memory_format=torch.channels_last)
+    if x.ndim in CHANNELS_LAST:
+        return x.is_contiguous(memory_format=CHANNELS_LAST[x.ndim])
     return x.ndim == 2 and x.is_contiguous()
 
 

@@ -27,7 +27,7 @@ from shoal.engine.functorch import Operation
 __all__ = ["Geometry", "convolve"]
 
 LONGEST = 5
-"""Longest side of a filter for each channel whose gradients are kernels; they unroll its points."""
+"""Longest side of a filter for each channel that has kernels; they unroll its points."""
 
 
 class Geometry(NamedTuple):
@@ -90,6 +90,8 @@ class _Convolution(Operation):
     ) -> Tensor:
         if known is not None:
             return known.here()
+        if _has_kernels(x, weight, geometry):
+            return launchers("depthwise").outputs(x, weight, bias, geometry)
         x, (stride, padding, dilation, groups) = _without_gaps(x, weight, geometry)
         none = (0,) * len(stride)
         return torch.convolution(x, weight, bias, stride, padding, dilation, False, none, groups)
@@ -165,15 +167,20 @@ class _WeightGradient(Operation):
         return at_x, at_g, None, None
 
 
+def _has_kernels(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:
+    """Whether there are kernels for such a layer."""
+    small = geometry.depthwise(weight) and max(weight.shape[2:]) <= LONGEST
+    return small and weight.dtype == x.dtype and by_kernels(x)
+
+
 def _native_gradients(
     g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, at_input: bool
 ) -> Tensor:
     stride, padding, dilation, groups = geometry
-    if geometry.depthwise(weight) and by_kernels(x) and g.dtype == x.dtype:
-        if max(weight.shape[2:]) <= LONGEST:
-            kernels = launchers("depthwise")
-            gradient = kernels.at_input if at_input else kernels.at_weight
-            return gradient(g, x, weight, geometry)
+    if _has_kernels(x, weight, geometry) and g.dtype == x.dtype:
+        kernels = launchers("depthwise")
+        gradient = kernels.at_input if at_input else kernels.at_weight
+        return gradient(g, x, weight, geometry)
     none = [0] * len(stride)
     mask = [at_input, not at_input, False]
     gradients = torch.ops.aten.convolution_backward(

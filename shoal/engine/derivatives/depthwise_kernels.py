@@ -1,4 +1,4 @@
-"""Gradients of a depthwise convolution as Triton kernels, for images with their channels last.
+"""A depthwise convolution and its gradients as Triton kernels, for images with channels last.
 
 Each channel c has a filter of its own, y[p, q] = Σ_ij w[i, j] x[p s + i d - o, q s + j d - o] for
 stride s, dilation d and padding o. The gradient at the input gathers, for every pixel, what the
@@ -11,12 +11,46 @@ are built for a filter and a stride, and kept on disk.
 import triton
 import triton.language as tl
 
-from shoal.engine.derivatives.matrix_kernels import load, tile
+from shoal.engine.derivatives.matrix_kernels import channel, load, tile
 
-__all__ = ["at_input", "sums_at_weight"]
+__all__ = ["at_input", "outputs", "sums_at_weight"]
 
 _SIZES = ["height", "tall", "wide", "down", "across"]
 """Layers of other sizes share a kernel: nothing is aligned by these numbers."""
+
+
+@triton.jit
+def _met(x, image, h, w, tall, wide, columns, width, inside):
+    """What a point of the filter meets in pixels (h, w), zeros outside of the image."""
+    there = (h >= 0) & (h < tall) & (w >= 0) & (w < wide)
+    source = ((image * tall + h) * wide + w).to(tl.int64) * width
+    return load(x, source[:, None] + columns[None, :], there[:, None] & inside)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def outputs(
+    x, weight, bias, out, height, width, tall, wide, down, across,
+    DEEP: tl.constexpr, LONG: tl.constexpr, STRIDE_DOWN: tl.constexpr, STRIDE_ACROSS: tl.constexpr,
+    PAD_DOWN: tl.constexpr, PAD_ACROSS: tl.constexpr, GAP_DOWN: tl.constexpr,
+    GAP_ACROSS: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """y + bias, `down` x `across` pixels, from images of `tall` x `wide` pixels."""
+    first = tl.program_id(0) * ROWS
+    place, inside, columns = tile(first, height, width, ROWS, COLUMNS)
+    rows = first + tl.arange(0, ROWS)
+    image, p, q = rows // (down * across), rows // across % down, rows % across
+    found = tl.zeros([ROWS, COLUMNS], tl.float32)
+    found += channel(bias, columns, width, 0.0, BIASED)[None, :]
+    for i in range(DEEP):
+        for j in tl.static_range(LONG):
+            h, w = p * STRIDE_DOWN + i * GAP_DOWN, q * STRIDE_ACROSS + j * GAP_ACROSS
+            h, w = h - PAD_DOWN, w - PAD_ACROSS
+            factor = tl.load(
+                weight + columns * DEEP * LONG + i * LONG + j, mask=columns < width, other=0.0
+            ).to(tl.float32)
+            met = _met(x, image, h, w, tall, wide, columns, width, inside)
+            found += met * factor[None, :]
+    tl.store(out + place, found, mask=inside)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -52,26 +86,41 @@ def sums_at_weight(
     x, g, shares, height, width, strip, tall, wide, down, across,
     DEEP: tl.constexpr, LONG: tl.constexpr, STRIDE_DOWN: tl.constexpr, STRIDE_ACROSS: tl.constexpr,
     PAD_DOWN: tl.constexpr, PAD_ACROSS: tl.constexpr, GAP_DOWN: tl.constexpr,
-    GAP_ACROSS: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    GAP_ACROSS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """wgrad(x, g) of one row of the filter, over a strip of pixels of g; TAPS is at least LONG."""
+    """wgrad(x, g) of one row of the filter, of up to five points, over a strip of pixels of g."""
+    tl.static_assert(LONG <= 5)
     first, i = tl.program_id(0) * strip, tl.program_id(2)
-    taps = tl.arange(0, TAPS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    sums = tl.zeros([TAPS, ROWS, COLUMNS], tl.float32)
+    one = tl.zeros([ROWS, COLUMNS], tl.float32)
+    two, three, four, five = one, one, one, one
     for row in tl.range(first, tl.minimum(first + strip, height), ROWS):
         place, inside, columns = tile(row, height, width, ROWS, COLUMNS)
         rows = row + tl.arange(0, ROWS)
         image, p, q = rows // (down * across), rows // across % down, rows % across
-        h = p * STRIDE_DOWN + i * GAP_DOWN - PAD_DOWN
-        w = (q * STRIDE_ACROSS - PAD_ACROSS)[None, :] + (taps * GAP_ACROSS)[:, None]
-        met = ((h >= 0) & (h < tall))[None, :] & (w >= 0) & (w < wide)
-        met = met & (taps < LONG)[:, None]
-        source = ((image * tall + h)[None, :] * wide + w).to(tl.int64)
-        there = source[:, :, None] * width + columns[None, None, :]
-        seen = load(x, there, met[:, :, None] & inside[None, :, :])
-        sums += seen * load(g, place, inside)[None, :, :]
-    share = shares + (tl.program_id(0) * DEEP + i).to(tl.int64) * LONG * width
-    there = taps[:, None] * width + columns[None, :]
-    here = (taps < LONG)[:, None] & (columns < width)[None, :]
-    tl.store(share + there, tl.sum(sums, 1), mask=here)
+        h, w = p * STRIDE_DOWN + i * GAP_DOWN - PAD_DOWN, q * STRIDE_ACROSS - PAD_ACROSS
+        pull = load(g, place, inside)
+        one += pull * _met(x, image, h, w, tall, wide, columns, width, inside)
+        if LONG > 1:
+            w += GAP_ACROSS
+            two += pull * _met(x, image, h, w, tall, wide, columns, width, inside)
+        if LONG > 2:
+            w += GAP_ACROSS
+            three += pull * _met(x, image, h, w, tall, wide, columns, width, inside)
+        if LONG > 3:
+            w += GAP_ACROSS
+            four += pull * _met(x, image, h, w, tall, wide, columns, width, inside)
+        if LONG > 4:
+            w += GAP_ACROSS
+            five += pull * _met(x, image, h, w, tall, wide, columns, width, inside)
+    share = shares + (tl.program_id(0) * DEEP + i).to(tl.int64) * LONG * width + columns
+    here = columns < width
+    tl.store(share, tl.sum(one, 0), mask=here)
+    if LONG > 1:
+        tl.store(share + width, tl.sum(two, 0), mask=here)
+    if LONG > 2:
+        tl.store(share + 2 * width, tl.sum(three, 0), mask=here)
+    if LONG > 3:
+        tl.store(share + 3 * width, tl.sum(four, 0), mask=here)
+    if LONG > 4:
+        tl.store(share + 4 * width, tl.sum(five, 0), mask=here)

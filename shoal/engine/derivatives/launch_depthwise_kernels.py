@@ -1,4 +1,4 @@
-"""The kernels of `depthwise_kernels`, started on the tensors of a convolution's backward pass."""
+"""The kernels of `depthwise_kernels`, started on the tensors of a convolution."""
 
 from typing import Any
 
@@ -9,10 +9,22 @@ from shoal.engine.derivatives import depthwise_kernels as kernels
 from shoal.engine.derivatives.layout import alike
 from shoal.engine.derivatives.matrix_kernels import Matrix
 
-__all__ = ["at_input", "at_weight"]
+__all__ = ["at_input", "at_weight", "outputs"]
 
 TILE = 1024
 """Numbers of a point of the filter that a program holds at a time."""
+
+
+def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Any) -> Tensor:
+    """conv(x, w) + b."""
+    shape, layout = geometry.outputs(x, weight), torch.channels_last
+    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout)
+    matrix = Matrix(out)
+    kernels.outputs[matrix.passes](
+        x, weight.reshape(len(weight), -1), bias, out, *matrix.size, *x.shape[2:], *out.shape[2:],
+        **_filter(weight, geometry), BIASED=bias is not None, **matrix.pass_tile,
+    )  # fmt: skip
+    return out
 
 
 def at_input(g: Tensor, like: Tensor, weight: Tensor, geometry: Any) -> Tensor:
@@ -30,11 +42,10 @@ def at_weight(g: Tensor, x: Tensor, weight: Tensor, geometry: Any) -> Tensor:
     g = alike(g, x)
     matrix, (deep, long) = Matrix(g), weight.shape[2:]
     shares = matrix.shares(deep * long, g)
-    taps = 1 << (long - 1).bit_length()
     kernels.sums_at_weight[(*matrix.sums, deep)](
         x, g, shares, *matrix.size, matrix.strip, *x.shape[2:], *g.shape[2:],
-        **_filter(weight, geometry), TAPS=taps, ROWS=TILE // matrix.columns,
-        COLUMNS=matrix.columns, num_warps=4,
+        **_filter(weight, geometry), ROWS=TILE // matrix.columns, COLUMNS=matrix.columns,
+        num_warps=4,
     )  # fmt: skip
     sums = matrix.summed(shares)
     return weight.new_empty(weight.shape).copy_(sums.mT.reshape(weight.shape))

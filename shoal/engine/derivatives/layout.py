@@ -1,9 +1,12 @@
-"""Tensors [B, C, ...] of images, and one number for each of their channels."""
+"""Tensors [B, C, ...] of images and videos, and one number for each of their channels."""
 
 import torch
 from torch import Tensor
 
-__all__ = ["alike", "all_but_channels", "per_channel", "wide"]
+__all__ = ["CHANNELS_LAST", "alike", "all_but_channels", "per_channel", "wide"]
+
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Layouts of images [B, C, H, W] and of videos [B, C, T, H, W] with one channel beside the next."""
 
 
 def per_channel(values: Tensor, like: Tensor) -> Tensor:
@@ -23,4 +26,4 @@ def wide(t: Tensor) -> Tensor:
 
 def alike(t: Tensor, x: Tensor) -> Tensor:
     """`t` with its channels last in memory, as those of x are."""
-    return t.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else t.contiguous()
+    return t.contiguous(memory_format=CHANNELS_LAST.get(x.ndim, torch.contiguous_format))

@@ -5,6 +5,7 @@ first step of a network launches up to sixty kernels for the first time.
 """
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,8 +34,26 @@ _MOST = 16
 _SLOW = 0.1
 """A kernel that takes as many seconds was built, and not read from the disk."""
 
+_TURN = 1e-4
+"""Seconds of a turn of a thread beside those that build."""
+
 _one_at_a_time = threading.Lock()
 _begun: list[Future[None]] = []
+
+
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    """A block in which Python's threads take shorter turns.
+
+    torch lets go of the interpreter in every operation. While another thread is busy, it gets it
+    back a turn later: after 5 ms, a hundred times as long as the operation takes.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_TURN)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def begin_triton(device: torch.device) -> None:
@@ -50,7 +69,7 @@ def begin_triton(device: torch.device) -> None:
 
 
 def _begin() -> None:
-    with suppress(Exception):  # the first launch reports the reason
+    with _short_turns(), suppress(Exception):  # the first launch reports the reason
         driver.active.get_current_target()
         triton_key()
 
@@ -104,6 +123,7 @@ def only_building(device: torch.device) -> Iterator[Builders | None]:
 
     try:
         with (
+            _short_turns(),
             Builders(device) as builders,
             torch.autograd.set_multithreading_enabled(False),
             AsyncCompileMode(builders, ignore_errors=True),  # a launch reports the error

@@ -182,7 +182,8 @@ class Group:
         if self.compute is not None:
             state = lowered(self.skeleton, state, self.compute, apart=self.head)
             shared = self.shared_as_computed()
-            shown = [MemberInputs(_lowered(x, self.compute, own), own) for x, own in shown]
+            how = self.skeleton, self.compute
+            shown = [MemberInputs(_lowered(x, *how, own), own) for x, own in shown]
         if keys is not None:
             state = state | dict.fromkeys(self.keys, keys)
         own = tuple(inputs.own for inputs in shown)
@@ -216,7 +217,7 @@ class Group:
     def as_computed(self, x: Inputs) -> Inputs:
         """Inputs [B, ...] in the type of the arithmetic."""
         x = self.taken(x)
-        return x if self.compute is None else _lowered(x, self.compute, False)
+        return x if self.compute is None else _lowered(x, self.skeleton, self.compute, False)
 
     def shared_as_computed(self) -> Tree:
         """The shared tensors in the type of the arithmetic; frozen ones are cast once."""
@@ -394,7 +395,7 @@ class Group:
         return module.eval()
 
 
-def _lowered(x: Inputs, dtype: torch.dtype, own: bool) -> Inputs:
+def _lowered(x: Inputs, module: nn.Module, dtype: torch.dtype, own: bool) -> Inputs:
     if isinstance(x, Structured):
-        return x.map(lambda tensor: lowered_inputs(tensor, dtype, own))
-    return lowered_inputs(x, dtype, own) if isinstance(x, Tensor) else x
+        return x.map(lambda tensor: lowered_inputs(tensor, module, dtype, own))
+    return lowered_inputs(x, module, dtype, own) if isinstance(x, Tensor) else x

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.types import Tree
+from shoal.engine.derivatives.layout import CHANNELS_LAST
 from shoal.engine.functorch import Operation
 
 __all__ = [
@@ -34,8 +35,8 @@ def lowered(
     kept = _kept(module)
     tensors = dict(state)
     cast = {n: t for n, t in state.items() if n not in kept and t.is_floating_point()}
-    images = {name for name, t in cast.items() if t.is_cuda and t.ndim == 4 + own}
-    tensors |= {name: _channels_last(cast[name], dtype) for name in images}
+    images = {name for name, t in cast.items() if t.is_cuda and t.ndim - own in CHANNELS_LAST}
+    tensors |= {name: _channels_last(cast[name], dtype, own) for name in images}
     tensors |= {name: cast[name].to(dtype) for name in apart if name in cast and name not in images}
     rest = {n: t for n, t in cast.items() if tensors[n] is t and t.dtype != dtype}
     if rest:
@@ -44,20 +45,31 @@ def lowered(
     return tensors
 
 
-def lowered_inputs(x: Tensor, dtype: torch.dtype, own_inputs: bool = False) -> Tensor:
-    """Real inputs in the type of the arithmetic; images on a GPU have channels last."""
+def lowered_inputs(
+    x: Tensor, module: nn.Module, dtype: torch.dtype, own_inputs: bool = False
+) -> Tensor:
+    """Real inputs in the type of the arithmetic; images and videos on a GPU have channels last."""
     if not x.is_floating_point():
         return x
-    if x.is_cuda and x.ndim == 4 + own_inputs:
-        last = x.movedim(-3, -1).to(dtype, memory_format=torch.contiguous_format)
-        return last.contiguous().movedim(-1, -3)
+    axes = x.ndim - own_inputs
+    if x.is_cuda and (axes == 4 or (axes == 5 and _takes_videos(module))):
+        return _channels_last(x, dtype, own_inputs)
     return x.to(dtype)
 
 
-def _channels_last(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Filters [..., out, in, h, w] cast and laid out with channels last, in one pass."""
-    last = tensor.movedim(-3, -1).to(dtype, memory_format=torch.contiguous_format)
-    return last.movedim(-1, -3)
+def _channels_last(tensor: Tensor, dtype: torch.dtype, own: bool) -> Tensor:
+    """Batches [B, C, ...] or filters [out, in, ...], cast and laid out in one pass."""
+    channels = 1 + own
+    last = tensor.movedim(channels, -1).to(dtype, memory_format=torch.contiguous_format)
+    return last.contiguous().movedim(-1, channels)
+
+
+def _takes_videos(module: nn.Module) -> bool:
+    """Whether five axes are a video, as a layer of the network shows; found once per module."""
+    if "_shoal_videos" not in module.__dict__:
+        layers = module.modules()
+        module.__dict__["_shoal_videos"] = any(isinstance(layer, nn.Conv3d) for layer in layers)
+    return module.__dict__["_shoal_videos"]
 
 
 class _Together(Operation):

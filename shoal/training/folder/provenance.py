@@ -75,8 +75,10 @@ def _about_inputs(batches: ArrayBatches | LoaderBatches) -> dict[str, Any] | Non
 
 
 def _about_tensor(tensor: Tensor) -> dict[str, Any]:
-    ends = tensor.detach().cpu().double().nan_to_num(0.0).clamp(-_WIDEST, _WIDEST)
-    low, high = (float(end) for end in ends.aminmax()) if ends.numel() else (0.0, 0.0)
+    known = tensor.detach()
+    known = (known if known.is_floating_point() else known.double()).nan_to_num(0.0)
+    ends = (float(end) for end in known.aminmax()) if known.numel() else (0.0, 0.0)
+    low, high = (min(max(end, -_WIDEST), _WIDEST) for end in ends)
     return {
         "shape": list(tensor.shape[1:]) if tensor.ndim else None,  # a single number has no rows
         "dtype": str(tensor.dtype).removeprefix("torch."),

@@ -292,7 +292,7 @@ class StepMemory:
 
 
 def _has_more(builders: Builders | None, context: StepContext) -> bool:
-    """Whether a run is likely to need kernels that are not on the disk, after a trial of few members.
+    """Whether a run may need kernels that are not on the disk, after a trial of few members.
 
     The trial has built some, or it needed none and members meet in kernels that it did not launch.
     """

@@ -121,6 +121,7 @@ cases = [
     (24, (3, 3), {"padding": 1}, torch.float32, 1e-5),
     (70, (3, 5), {"padding": (1, 2), "stride": (2, 1)}, torch.float32, 1e-5),
     (5, (5, 5), {"padding": 2, "stride": 2}, torch.float32, 1e-5),
+    (3, (4, 1), {"padding": (2, 1)}, torch.float32, 1e-5),
     (8, (3, 2), {"padding": (2, 0), "dilation": (2, 1), "stride": (1, 2)}, torch.float32, 1e-5),
     (16, (3, 3), {"padding": 1, "stride": 2}, torch.bfloat16, 5e-3),
 ]
@@ -128,6 +129,8 @@ for channels, sides, settings, dtype, allowed in cases:
     random = torch.Generator().manual_seed(channels)
     x = torch.randn(3, channels, 9, 8, generator=random).to(device, dtype)
     weight = torch.randn(channels, 1, *sides, generator=random).to(device, dtype)
+    biases = [None, torch.randn(channels, generator=random).to(device, dtype)]
+    bias = biases[channels % 2]
     usual = {"stride": 1, "padding": 0, "dilation": 1, "groups": channels, **settings}
     found, wanted = [], []
     for out, kind in ((found, dtype), (wanted, torch.float64)):
@@ -135,15 +138,17 @@ for channels, sides, settings, dtype, allowed in cases:
         filters = weight.to(kind).requires_grad_()
         if kind == dtype:
             assert backend.by_kernels(image.detach())
-            y = convolve(image, filters, None, Geometry.of(**usual, axes=2))
+            y = convolve(image, filters, bias, Geometry.of(**usual, axes=2))
+            assert y.dtype == dtype and y.is_contiguous(memory_format=torch.channels_last)
         else:
-            y = F.conv2d(image, filters, **usual)
+            y = F.conv2d(image, filters, bias if bias is None else bias.to(kind), **usual)
+        out.append(y.detach())
         toward = torch.randn(y.shape, generator=random.manual_seed(1)).to(device, dtype).to(kind)
         out += torch.autograd.grad(y, (image, filters), toward)
         if kind == dtype:
-            assert out[0].is_contiguous(memory_format=torch.channels_last)
-            assert out[1].dtype == dtype and out[1].is_contiguous()
-    for name, mine, plain in zip(("input", "weight"), found, wanted):
+            assert out[1].is_contiguous(memory_format=torch.channels_last)
+            assert out[2].dtype == dtype and out[2].is_contiguous()
+    for name, mine, plain in zip(("output", "input", "weight"), found, wanted):
         apart = ((mine.double() - plain).norm() / plain.norm()).item()
         assert apart < allowed, (channels, name, apart)
 assert "shoal.engine.derivatives.launch_depthwise_kernels" in sys.modules
@@ -151,7 +156,7 @@ assert "shoal.engine.derivatives.launch_depthwise_kernels" in sys.modules
 
 
 @needs_triton
-def test_kernels_compute_the_gradients_of_a_filter_for_each_channel():
+def test_kernels_of_a_filter_for_each_channel_and_their_gradients():
     run_kernels(DEPTHWISE)
 
 

@@ -175,17 +175,18 @@ def test_a_third_derivative_is_refused():
 KERNELS = """
 import torch
 from itertools import product
-from shoal.engine.derivatives import backend, formulas
+from shoal.engine.derivatives import backend, formulas, layout
 from shoal.engine.derivatives import launch_batchnorm_kernels as launch
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
-for channels, side, affine, residual, rectified in [
-    (5, 3, True, False, True), (70, 5, True, True, True), (16, 9, False, False, False),
-    (64, 6, True, True, False), (3, 1, False, True, True),
+for channels, sides, affine, residual, rectified in [
+    (5, (3, 3), True, False, True), (70, (5, 5), True, True, True),
+    (16, (9, 9), False, False, False), (64, (6, 6), True, True, False),
+    (3, (1, 1), False, True, True), (5, (2, 3, 4), True, True, True),
 ]:
     def draw():
-        drawn = torch.randn(7, channels, side, side, device=device)
-        return drawn.to(memory_format=torch.channels_last)
+        drawn = torch.randn(7, channels, *sides, device=device)
+        return drawn.to(memory_format=layout.CHANNELS_LAST[2 + len(sides)])
     x, g, u, beside, more = draw() + 50, draw(), draw(), draw(), draw()
     weight, bias = (torch.randn(2, channels, device=device) if affine else (None, None))
     assert backend.by_kernels(x) and backend.arithmetic(x, "batchnorm") is launch
