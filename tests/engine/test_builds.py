@@ -1,6 +1,9 @@
 """Kernels that are built side by side, on a GPU."""
 
 import threading
+import time
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,6 +47,32 @@ def test_kernels_are_built_and_not_launched(cold, monkeypatch):
     assert builders.built == 0 and y.sum() == 0
     add[(1,)](x, y, SIZE=64)
     assert torch.equal(x, y)
+
+
+def test_kernels_with_the_same_types_share_what_launches_them_and_build_it_once():
+    """Otherwise a thread may load what another has written, and launch with wrong arguments."""
+    busy, most, both = Counter(), Counter(), threading.Barrier(2)
+
+    class Kernel:
+        def __init__(self, *types):
+            self.src = SimpleNamespace(signature=dict(enumerate(types)))
+
+        @property
+        def run(self):
+            types = tuple(self.src.signature.values())
+            busy[types] += 1
+            most[types] = max(most[types], busy[types])
+            if types == ("*fp32",):
+                time.sleep(0.005)  # for those that do not wait their turn
+            else:
+                both.wait(60)  # kernels of other types are built at the same time
+            busy[types] -= 1
+
+    with builds.Builders(torch.device("cuda", 0)) as builders:
+        same = [builders.submit(Kernel, "*fp32") for _ in range(20)]
+        other = [builders.submit(Kernel, name) for name in ("i32", "i64")]
+        assert all(future.result(60) for future in (*same, *other))
+    assert set(most.values()) == {1} and len(most) == 3
 
 
 def test_other_kernels_and_other_threads_launch(cold, monkeypatch):

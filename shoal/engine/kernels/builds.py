@@ -77,6 +77,9 @@ def _begin() -> None:
 class Builders(ThreadPoolExecutor):
     """Threads that build kernels and the host's code which launches them.
 
+    Kernels whose arguments have the same types share this code. It is compiled once: Python knows a
+    library by the number of its file, so two threads that write the same file may load another.
+
     Attributes:
         asked: number of kernels that this process did not have.
         built: number of kernels that were not on the disk either.
@@ -86,6 +89,7 @@ class Builders(ThreadPoolExecutor):
         count = min(os.cpu_count() or 1, _MOST)
         super().__init__(count, initializer=torch.cuda.set_device, initargs=(device,))
         self.asked = self.built = 0
+        self._one_each: dict[tuple[str, ...], threading.Lock] = {}
 
     def submit(self, build: Callable[[], Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """See `Executor`."""
@@ -93,7 +97,10 @@ class Builders(ThreadPoolExecutor):
         def built() -> Any:
             begun = time.perf_counter()
             kernel = build(*args, **kwargs)
-            getattr(kernel, "run", None)  # makes what launches it
+            signature = getattr(getattr(kernel, "src", None), "signature", {})
+            types = tuple(map(str, signature.values()))
+            with self._one_each.setdefault(types, threading.Lock()):
+                getattr(kernel, "run", None)  # makes what launches it
             self.built += time.perf_counter() - begun > _SLOW
             return kernel
 
