@@ -260,13 +260,13 @@ def one(name: str, device: torch.device, quick: bool, profile: bool) -> None:
     print("RESULT " + json.dumps(result), flush=True)
 
 
-def search(device: torch.device, quick: bool) -> None:
+def search(device: torch.device, quick: bool, images: int) -> None:
     """In a process of its own: `method="auto"`, with the seconds of every trial."""
     import shoal
     from shoal.training.search.search import Search
 
     warnings.simplefilter("ignore")
-    points, epochs, members = (300, 2, 2) if quick else (5_000, 12, 5)
+    points, epochs, members = (300, 2, 2) if quick else (images, 12, 5)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(points, 3, 32, 32, generator=generator).to(device)
     y = torch.randint(0, 10, (points,), generator=generator).to(device)
@@ -505,7 +505,8 @@ def measure(asked: argparse.Namespace, device: torch.device) -> dict[str, Any]:
             show(name, "profiled, warm disk", found)
         if number == 1:
             print("8 kernels:", run("builds", "", tempfile.mkdtemp(), ["--builds"]), flush=True)
-            show_search(run("search", "cold", tempfile.mkdtemp(), ["--search"]))
+            how = ["--search", "--images", str(asked.images)]
+            show_search(run("search", "cold", tempfile.mkdtemp(), how))
         shutil.rmtree(cache, ignore_errors=True)
     return value
 
@@ -517,6 +518,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small, short test")
     parser.add_argument("--within", type=float, default=150.0, help="seconds for everything")
     parser.add_argument("--profiled", action="store_true", help="operations of the first network")
+    parser.add_argument("--images", type=int, default=5_000, help="of the search")
     parser.add_argument("--networks", type=lambda text: text.split(","))
     parser.add_argument("-o", "--out", type=Path)
     for name in ("one", "profile", "search", "depthwise", "builds"):
@@ -527,7 +529,7 @@ def main() -> None:
     if asked.one is not None:
         one(asked.one, device, asked.quick, asked.profile)
     elif asked.search:
-        search(device, asked.quick)
+        search(device, asked.quick, asked.images)
     elif asked.depthwise:
         depthwise(device, asked.quick)
     elif asked.builds:
