@@ -1,6 +1,7 @@
 """`fit` trains an ensemble: it checks the arguments, makes the batches and runs the session."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -12,7 +13,7 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.core.storage.disk import checked_path
 from shoal.data.batches.batch import rounded
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches, batches_of
-from shoal.engine.kernels.builds import begin_triton
+from shoal.engine.kernels.builds import beginning_triton
 from shoal.engine.members.precision import full_precision
 from shoal.engine.processes.groups import TIMEOUT, restarted
 from shoal.engine.processes.mesh import Mesh
@@ -102,9 +103,9 @@ def fit(
     resume = flag("resume", resume)
     other = accepted(fit, FitOptions, more)
     options = Options.of(locals() | other)
-    with full_precision():
+    with full_precision(), ExitStack() as checks:
         where, dtype = destination(ensemble, options.device, options.precision)
-        begin_triton(where)
+        checks.enter_context(beginning_triton(where))
         if out is not None:
             checked_path(out, "out")
         loggers = checked_loggers(other.get("loggers", ()))
@@ -135,6 +136,7 @@ def fit(
         seen = [*told, *seen]
         if processes is None or processes.first:
             warn(seen, RunFolder(Path(out)).told() if out is not None and resume else ())
+        checks.close()
         if is_open(options):
             search = Search(
                 ensemble=ensemble,

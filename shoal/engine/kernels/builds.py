@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -26,13 +26,16 @@ with suppress(Exception):
     from triton.runtime import driver  # pyright: ignore[reportMissingImports]
     from triton.runtime.cache import triton_key  # pyright: ignore[reportMissingImports]
 
-__all__ = ["Builders", "begin_triton", "only_building"]
+__all__ = ["Builders", "beginning_triton", "only_building"]
 
 _MOST = 16
 """Largest number of threads that build."""
 
 _SLOW = 0.1
 """A kernel that takes as many seconds was built, and not read from the disk."""
+
+_ALIGNED = 16
+"""Kernels differ for numbers and places in memory that are multiples of it."""
 
 _TURN = 1e-4
 """Seconds of a turn of a thread beside those that build."""
@@ -56,16 +59,26 @@ def _short_turns() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def begin_triton(device: torch.device) -> None:
-    """Let a thread do what Triton does before its first kernel.
+@contextmanager
+def beginning_triton(device: torch.device) -> Iterator[None]:
+    """A block beside which a thread does what Triton does before its first kernel.
 
     It compiles the code with which it reaches the GPU, and reads all its files for a digest, by
-    which kernels are found on the disk: half a second, in which a run checks its data.
+    which kernels are found on the disk: half a second. Operations of torch leave it a core, since
+    they wait for the slowest of their threads.
     """
-    if device.type == "cuda" and triton_key is not None and not _begun:
-        pool = ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device,))
-        _begun.append(pool.submit(_begin))
-        pool.shutdown(wait=False)
+    if device.type != "cuda" or triton_key is None or _begun:
+        yield
+        return
+    pool = ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device,))
+    _begun.append(pool.submit(_begin))
+    pool.shutdown(wait=False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(threads - 2, 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _begin() -> None:
@@ -123,10 +136,16 @@ def only_building(device: torch.device) -> Iterator[Builders | None]:
     for begun in _begun:
         begun.result()
     launch, here = JITFunction.run, threading.get_ident()
+    asked: set[Hashable] = set()
 
-    def run(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         own = threading.get_ident() == here and kernel.fn.__module__.startswith("shoal.")
-        return launch(kernel, *args, warmup=warmup or own, **kwargs)
+        if own:
+            form = id(kernel), *map(_form, args), *((n, _form(v, n)) for n, v in kwargs.items())
+            if form in asked:  # Triton would find its digest anew
+                return None
+            asked.add(form)
+        return launch(kernel, *args, grid=grid, warmup=warmup or own, **kwargs)
 
     try:
         with (
@@ -142,3 +161,12 @@ def only_building(device: torch.device) -> Iterator[Builders | None]:
                 JITFunction.run = launch
     finally:
         _one_at_a_time.release()
+
+
+def _form(value: Any, name: str = "") -> Hashable:
+    """What a kernel depends on of an argument, or more; a constant has a name."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.data_ptr() % _ALIGNED == 0
+    if isinstance(value, int) and not name:
+        return value == 1, value % _ALIGNED == 0, value.bit_length() > 31
+    return value

@@ -35,6 +35,7 @@ from shoal.training.options.optim import flat_state, set_learning_rate
 from shoal.training.options.schedules import factor_of
 from shoal.training.options.settings import Settings
 from shoal.training.options.torch_schedules import Plateau
+from shoal.training.step.drive import StepContext
 from shoal.training.step.results import StepInfo
 from shoal.training.step.velocity import velocity_of
 
@@ -191,14 +192,15 @@ class Trainer:
         known = self.captured is not None and self.captured.known
         x, y = batches.first()
 
-        def rest(info: StepInfo) -> None:
+        def launch(context: StepContext) -> None:
+            info = self.mover.launch(context, (x, y))
             if self.captured is not None:
                 self.captured.launch_next()
             Tracker(self.mover.moving.members, self.ensemble.device).add(info)
             evaluate(self.mover.moving, x)
 
         context = self.mover.trial_context
-        return memory.fit(context, x, y, data, other, None if known else rest)
+        return memory.fit(context, x, y, data, other, None if known else launch)
 
     def autotune_threads(self) -> int:
         """Autotune member runner and threads on the CPU; returns the number of threads."""

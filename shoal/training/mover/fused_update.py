@@ -45,9 +45,14 @@ class FusedUpdate:
         self.kind = _kind(optimizer, self.weights)
 
     @property
+    def known(self) -> bool:
+        """Whether the kernel knows the optimiser."""
+        return self.kind is not None and update_kernels is not None
+
+    @property
     def ready(self) -> bool:
         """Whether the kernel can take the next step: after the first, which makes the states."""
-        if self.kind is None or update_kernels is None:
+        if self.kind is None or not self.known:
             return False
         names = _states(self.kind)
         state = self.optimizer.state
@@ -60,30 +65,48 @@ class FusedUpdate:
     @torch.no_grad()
     def move(self, drive: Tree, info: StepInfo) -> StepInfo:
         """Move the weights along drives and delayed push; the measures of the whole step."""
-        assert info.delayed is not None and self.kind is not None
-        driven = info.delayed.move(drive, self._update(self.kind))
+        assert self.kind is not None
+        info = _moved(drive, info, self._update(self.kind))
         torch.autograd.graph.increment_version(self.weights)
-        push, scale = info.delayed.push, abs(info.delayed.scale)
-        summary = push.interaction.summary
-        measures = measured(driven, push.norms, info.alive, summary, scale)
-        return replace(info, measures=measures, delayed=None)
+        return info
 
-    def _update(self, kind: str) -> Any:
+    @torch.no_grad()
+    def launch(self, drive: Tree, info: StepInfo) -> StepInfo:
+        """Launch the kernels of all steps, where none is launched: no states need exist."""
+        assert self.kind is not None
+        update = self._update(self.kind, blank=True)
+        if _states(self.kind):  # the first step makes them
+            _moved(drive, info, update_kernels.Update.none(update.first, update.rate))
+        return _moved(drive, info, update)
+
+    def _update(self, kind: str, blank: bool = False) -> Any:
+        """The next step; a blank one has weights for states."""
         group, like = self.optimizer.param_groups[0], self.weights[0].detach()
         rate = update_kernels.scalar(group["lr"], like)
         step, states = rate, [[rows(w.detach()) for w in self.weights]] * 2
         numbers = group.get("momentum", 0.0), group.get("dampening", 0.0), 0.0
-        for place, name in enumerate(_states(kind)):
+        for place, name in enumerate(() if blank else _states(kind)):
             states[place] = [rows(self.optimizer.state[w][name]) for w in self.weights]
-        if kind.startswith("adam"):
+        if kind.startswith("adam") and not blank:
             steps: Sequence[Tensor] = [self.optimizer.state[w]["step"] for w in self.weights]
             _torch._foreach_add_(steps, 1)
             step = update_kernels.scalar(steps[0], like)
+        if kind.startswith("adam"):
             numbers = (*(math.log(float(beta)) for beta in group["betas"]), group["eps"])
         decay = float(group["weight_decay"])
         first, second = states
         numbers = (*map(float, numbers), decay)
         return update_kernels.Update(kind, rate, step, first, second, numbers)
+
+
+def _moved(drive: Tree, info: StepInfo, update: Any) -> StepInfo:
+    """The measures of a step whose push waited for its update."""
+    assert info.delayed is not None
+    driven = info.delayed.move(drive, update)
+    push, scale = info.delayed.push, abs(info.delayed.scale)
+    summary = push.interaction.summary
+    measures = measured(driven, push.norms, info.alive, summary, scale)
+    return replace(info, measures=measures, delayed=None)
 
 
 def _kind(optimizer: torch.optim.Optimizer, weights: Sequence[Tensor]) -> str | None:

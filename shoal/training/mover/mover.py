@@ -159,6 +159,14 @@ class Mover:
         }
         return self.posterior.likelihood.restored(state)
 
+    def launch(self, context: StepContext, batch: Batch) -> StepInfo:
+        """Launch the kernels of all steps, where none is launched (`only_building`)."""
+        fused = self.steps.fused if isinstance(self.steps, DeviceSteps) else None
+        if fused is not None and fused.known and context.base == "weights":
+            context = context.delaying()
+        velocity, info = velocity_of(context, self.moving.without_side_effects(), batch)
+        return info if fused is None or info.delayed is None else fused.launch(velocity, info)
+
     def move(
         self,
         x: Inputs,

@@ -36,7 +36,6 @@ from shoal.training.mover.memory import (
 )
 from shoal.training.options.settings import Settings
 from shoal.training.step.drive import Batch, StepContext
-from shoal.training.step.results import StepInfo
 from shoal.training.step.stages import Stages
 from shoal.training.step.velocity import velocity_of
 
@@ -108,7 +107,7 @@ class StepMemory:
         y: Targets,
         data: int = 0,
         other_size: float = 0.0,
-        rest: Callable[[StepInfo], object] | None = None,
+        launch: Callable[[StepContext], object] | None = None,
     ) -> MemoryChoice:
         """Choose how many members run at a time, from the first batch.
 
@@ -118,8 +117,8 @@ class StepMemory:
             y: its targets.
             data: bytes of the data on the device.
             other_size: size of another batch whose steps are captured besides, as a share of this.
-            rest: launches the kernels of a run that the passes of a step do not, after a step;
-                None if the process has all kernels.
+            launch: launches the kernels of a run, where none is launched; None if the process has
+                them all.
         """
         if not self.decides:
             return MemoryChoice(self.mapping)
@@ -163,9 +162,8 @@ class StepMemory:
                     held = functools.partial(self._held, self.limit, plain, (x, y))
                     members, captures = self.moving.members, self.plan.graph
                     choice, self._captures = tried_out(choice, held, members, captures)
-                elif on_gpu and rest is not None and _has_more(builders, context):
-                    with only_building(self.ensemble.device), suppress(Exception):
-                        rest(self._step(plain, (x, y), choice.mapping))  # of all members
+                elif on_gpu and launch is not None and _has_more(builders, context):
+                    self._build(functools.partial(launch, plain.at(0, 1.0, choice.mapping)))
         finally:
             self.moving.train(training)
         self.mapping = choice.mapping
@@ -191,16 +189,22 @@ class StepMemory:
     def _try(self, context: StepContext, batch: Batch, runner: MemberRunner) -> bool:
         """Whether the memory is enough for a step of all members, which changes nothing."""
         try:
-            self._step(context, batch, runner)
+            with self._aside():
+                velocity_of(context.at(0, 1.0, runner), self.moving.without_side_effects(), batch)
         except torch.OutOfMemoryError:
             return False
         return True
 
-    def _step(self, context: StepContext, batch: Batch, runner: MemberRunner) -> StepInfo:
-        """The measures of a step of all members, which changes nothing."""
-        moving = self.moving.without_side_effects()
-        with torch.random.fork_rng(devices=[self.ensemble.device]):
-            return velocity_of(context.at(0, 1.0, runner), moving, batch)[1]
+    def _build(self, launch: Callable[[], object]) -> None:
+        """Build all kernels that are launched, and launch none."""
+        with only_building(self.ensemble.device) as builders, self._aside():
+            if builders is not None:  # no other thread builds
+                with suppress(Exception):  # the first step reports the reason
+                    launch()
+
+    def _aside(self) -> AbstractContextManager:
+        """A block that leaves the random numbers as they were."""
+        return torch.random.fork_rng(devices=[self.ensemble.device])
 
     def _chosen(
         self, context: StepContext, x: Inputs, data: int, fixed: Footprint, measured: Measured
