@@ -1,9 +1,6 @@
 """Kernels that are built side by side, on a GPU."""
 
 import threading
-import time
-from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +10,7 @@ import shoal
 from shoal.engine.kernels import builds
 from shoal.engine.kernels.builds import only_building
 from shoal.engine.resources.graph import CapturedSteps
-from shoal.models.resnet import ResNet20
+from shoal.models.cnn import SmallCNN
 from shoal.training.mover.mover import Mover
 from shoal.training.mover.step_memory import StepMemory
 
@@ -24,6 +21,10 @@ pytestmark = needs_gpu
 
 ADAM = {"name": "adam", "eps": 1.0}
 """The step is in proportion to the gradient, so rounding stays small."""
+
+
+SMOOTH = SmallCNN((4, 6), "softplus", norm="batch")
+"""Input gradients of a rectifier jump, so rounding would become large."""
 
 
 @triton.jit
@@ -54,32 +55,6 @@ def test_kernels_are_built_and_not_launched(cold, monkeypatch):
     assert builders.built == builders.asked == 0 and y.sum() == 0
     add[(1,)](x, y, SIZE=64)
     assert torch.equal(x, y)
-
-
-def test_kernels_with_the_same_types_share_what_launches_them_and_build_it_once():
-    """Otherwise a thread may load what another has written, and launch with wrong arguments."""
-    busy, most, both = Counter(), Counter(), threading.Barrier(2)
-
-    class Kernel:
-        def __init__(self, *types):
-            self.src = SimpleNamespace(signature=dict(enumerate(types)))
-
-        @property
-        def run(self):
-            types = tuple(self.src.signature.values())
-            busy[types] += 1
-            most[types] = max(most[types], busy[types])
-            if types == ("*fp32",):
-                time.sleep(0.005)  # for those that do not wait their turn
-            else:
-                both.wait(60)  # kernels of other types are built at the same time
-            busy[types] -= 1
-
-    with builds.Builders(torch.device("cuda", 0)) as builders:
-        same = [builders.submit(Kernel, "*fp32") for _ in range(20)]
-        other = [builders.submit(Kernel, name) for name in ("i32", "i64")]
-        assert all(future.result(60) for future in (*same, *other))
-    assert set(most.values()) == {1} and len(most) == 3
 
 
 def test_other_kernels_and_other_threads_launch(cold, monkeypatch):
@@ -126,7 +101,7 @@ def test_training_is_the_same_with_kernels_built_before(method, optimizer, monke
     monkeypatch.setattr(CapturedSteps, "_known", set())
 
     def trained():
-        ensemble = shoal.Ensemble.init(lambda: ResNet20((4, 6)).build((3, 8, 8), 5), 3, seed=0)
+        ensemble = shoal.Ensemble.init(lambda: SMOOTH.build((3, 8, 8), 5), 3, seed=0)
         options = {"batch_size": 16, "steps": 6, "optimizer": optimizer, "method": method}
         run = shoal.fit(ensemble, (x, y), device="cuda", lr=0.1, progress=False, **options)
         return run.ensemble.weights, run.ensemble.buffers

@@ -26,7 +26,7 @@ with suppress(Exception):
     from triton.runtime import driver  # pyright: ignore[reportMissingImports]
     from triton.runtime.cache import triton_key  # pyright: ignore[reportMissingImports]
 
-__all__ = ["Builders", "beginning_triton", "only_building"]
+__all__ = ["Builders", "beginning_triton", "libraries_built_once", "only_building"]
 
 _MOST = 16
 """Largest number of threads that build."""
@@ -87,11 +87,32 @@ def _begin() -> None:
         triton_key()
 
 
+@contextmanager
+def libraries_built_once(backend: Any) -> Iterator[None]:
+    """A block in which threads that need the same library of Triton's wait for the first.
+
+    Kernels with arguments of the same types are launched by the same code, which is compiled to a
+    library in Triton's cache. Python knows a library by the number of its file. While two threads
+    write the same file, that number can become another's, and a thread is given a wrong library.
+
+    Args:
+        backend: the module of Triton that compiles this code for a GPU.
+    """
+    compiled, locks = backend.compile_module_from_src, {}
+
+    def waiting(src: str, *args: Any, **kwargs: Any) -> Any:
+        with locks.setdefault(src, threading.Lock()):
+            return compiled(src, *args, **kwargs)
+
+    backend.compile_module_from_src = waiting
+    try:
+        yield
+    finally:
+        backend.compile_module_from_src = compiled
+
+
 class Builders(ThreadPoolExecutor):
     """Threads that build kernels and the host's code which launches them.
-
-    Kernels whose arguments have the same types share this code. It is compiled once: Python knows a
-    library by the number of its file, so two threads that write the same file may load another.
 
     Attributes:
         asked: number of kernels that this process did not have.
@@ -102,7 +123,6 @@ class Builders(ThreadPoolExecutor):
         count = min(os.cpu_count() or 1, _MOST)
         super().__init__(count, initializer=torch.cuda.set_device, initargs=(device,))
         self.asked = self.built = 0
-        self._one_each: dict[tuple[str, ...], threading.Lock] = {}
 
     def submit(self, build: Callable[[], Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """See `Executor`."""
@@ -110,10 +130,7 @@ class Builders(ThreadPoolExecutor):
         def built() -> Any:
             begun = time.perf_counter()
             kernel = build(*args, **kwargs)
-            signature = getattr(getattr(kernel, "src", None), "signature", {})
-            types = tuple(map(str, signature.values()))
-            with self._one_each.setdefault(types, threading.Lock()):
-                getattr(kernel, "run", None)  # makes what launches it
+            getattr(kernel, "run", None)  # makes what launches it
             self.built += time.perf_counter() - begun > _SLOW
             return kernel
 
@@ -150,6 +167,7 @@ def only_building(device: torch.device) -> Iterator[Builders | None]:
     try:
         with (
             _short_turns(),
+            libraries_built_once(sys.modules[driver.active.launcher_cls.__module__]),
             Builders(device) as builders,
             torch.autograd.set_multithreading_enabled(False),
             AsyncCompileMode(builders, ignore_errors=True),  # a launch reports the error
