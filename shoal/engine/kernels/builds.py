@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,15 +19,19 @@ import torch
 AsyncCompileMode: Any = None
 JITFunction: Any = None
 driver: Any = None
+libraries: Any = None
 triton_key: Any = None
 with suppress(Exception):  # Triton is missing, does not work, or builds one kernel after another
-    from triton import AsyncCompileMode  # pyright: ignore[reportMissingImports]
-    from triton.runtime.jit import JITFunction  # pyright: ignore[reportMissingImports]
-with suppress(Exception):
+    from triton.runtime import build as libraries  # pyright: ignore[reportMissingImports]
     from triton.runtime import driver  # pyright: ignore[reportMissingImports]
+    from triton.runtime.jit import JITFunction  # pyright: ignore[reportMissingImports]
+
+    assert hasattr(libraries, "_load_module_from_path")
+    from triton import AsyncCompileMode  # pyright: ignore[reportMissingImports]
+with suppress(Exception):
     from triton.runtime.cache import triton_key  # pyright: ignore[reportMissingImports]
 
-__all__ = ["Builders", "beginning_triton", "libraries_built_once", "only_building"]
+__all__ = ["Builders", "beginning_triton", "libraries_apart", "only_building"]
 
 _MOST = 16
 """Largest number of threads that build."""
@@ -88,27 +93,34 @@ def _begin() -> None:
 
 
 @contextmanager
-def libraries_built_once(backend: Any) -> Iterator[None]:
-    """A block in which threads that need the same library of Triton's wait for the first.
+def libraries_apart(loader: Any, backend: Any) -> Iterator[None]:
+    """A block in which threads may compile and load at the same time what launches kernels.
 
-    Kernels with arguments of the same types are launched by the same code, which is compiled to a
-    library in Triton's cache. Python knows a library by the number of its file. While two threads
-    write the same file, that number can become another's, and a thread is given a wrong library.
+    All these libraries have the same name, for which Python has one module. To load a library once
+    more overwrites the module, maybe before another thread has taken its function from it. And
+    Python knows a library by the number of its file, which can become another's while two threads
+    write the same file. Either way a kernel would be launched with the arguments of another.
 
     Args:
-        backend: the module of Triton that compiles this code for a GPU.
+        loader: the module of Triton that compiles and loads libraries.
+        backend: the module of Triton that has them compiled for a GPU.
     """
-    compiled, locks = backend.compile_module_from_src, {}
+    load, compiled = loader._load_module_from_path, backend.compile_module_from_src
+    loading, sources = threading.Lock(), {}
 
-    def waiting(src: str, *args: Any, **kwargs: Any) -> Any:
-        with locks.setdefault(src, threading.Lock()):
+    def load_alone(name: str, path: str) -> Any:
+        with loading:
+            return SimpleNamespace(**vars(load(name, path)))
+
+    def compile_once(src: str, *args: Any, **kwargs: Any) -> Any:
+        with sources.setdefault(src, threading.Lock()):
             return compiled(src, *args, **kwargs)
 
-    backend.compile_module_from_src = waiting
+    loader._load_module_from_path, backend.compile_module_from_src = load_alone, compile_once
     try:
         yield
     finally:
-        backend.compile_module_from_src = compiled
+        loader._load_module_from_path, backend.compile_module_from_src = load, compiled
 
 
 class Builders(ThreadPoolExecutor):
@@ -167,7 +179,7 @@ def only_building(device: torch.device) -> Iterator[Builders | None]:
     try:
         with (
             _short_turns(),
-            libraries_built_once(sys.modules[driver.active.launcher_cls.__module__]),
+            libraries_apart(libraries, sys.modules[driver.active.launcher_cls.__module__]),
             Builders(device) as builders,
             torch.autograd.set_multithreading_enabled(False),
             AsyncCompileMode(builders, ignore_errors=True),  # a launch reports the error
