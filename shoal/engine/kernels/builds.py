@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -162,8 +162,7 @@ def only_building(device: torch.device) -> Iterator[Builders | None]:
     if device.type != "cuda" or AsyncCompileMode is None or not _one_at_a_time.acquire(False):
         yield None
         return
-    for begun in _begun:
-        begun.result()
+    wait(_begun)
     launch, here = JITFunction.run, threading.get_ident()
     asked: set[Hashable] = set()
 
