@@ -448,8 +448,10 @@ def check_range(argument: Any, inputs: Tensor, trained: Sequence[float] | None) 
                 f"numbers from {low:.3g} to {high:.3g}; convert x to floats of that range"
             )
         return
+    if low < 0 or high > 1:
+        return
     least, most = (float(end) for end in inputs.aminmax())
-    if low >= 0 and high <= 1 and least >= 0 and _SOME < most <= 255:
+    if least >= 0 and _SOME < most <= 255:
         warnings.warn(
             f"x has numbers up to {most:.4g}, but the network was trained on numbers from 0 to 1 "
             f"(bytes are divided by 255); divide x by 255, or pass it as uint8",
