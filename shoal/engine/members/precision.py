@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.types import Tree
-from shoal.engine.derivatives.layout import CHANNELS_LAST
 from shoal.engine.functorch import Operation
 
 __all__ = [
@@ -35,7 +34,8 @@ def lowered(
     kept = _kept(module)
     tensors = dict(state)
     cast = {n: t for n, t in state.items() if n not in kept and t.is_floating_point()}
-    images = {name for name, t in cast.items() if t.is_cuda and t.ndim - own in CHANNELS_LAST}
+    axes = _axes(module)
+    images = {name for name, t in cast.items() if t.is_cuda and t.ndim - own in axes}
     tensors |= {name: _channels_last(cast[name], dtype, own) for name in images}
     tensors |= {name: cast[name].to(dtype) for name in apart if name in cast and name not in images}
     rest = {n: t for n, t in cast.items() if tensors[n] is t and t.dtype != dtype}
@@ -51,8 +51,7 @@ def lowered_inputs(
     """Real inputs in the type of the arithmetic; images and videos on a GPU have channels last."""
     if not x.is_floating_point():
         return x
-    axes = x.ndim - own_inputs
-    if x.is_cuda and (axes == 4 or (axes == 5 and _takes_videos(module))):
+    if x.is_cuda and x.ndim - own_inputs in _axes(module):
         return _channels_last(x, dtype, own_inputs)
     return x.to(dtype)
 
@@ -64,12 +63,12 @@ def _channels_last(tensor: Tensor, dtype: torch.dtype, own: bool) -> Tensor:
     return last.contiguous().movedim(-1, channels)
 
 
-def _takes_videos(module: nn.Module) -> bool:
-    """Whether five axes are a video, as a layer of the network shows; found once per module."""
-    if "_shoal_videos" not in module.__dict__:
-        layers = module.modules()
-        module.__dict__["_shoal_videos"] = any(isinstance(layer, nn.Conv3d) for layer in layers)
-    return module.__dict__["_shoal_videos"]
+def _axes(module: nn.Module) -> frozenset[int]:
+    """How many axes images have, and videos if a layer takes them; found once per module."""
+    if "_shoal_axes" not in module.__dict__:
+        videos = any(isinstance(layer, nn.Conv3d) for layer in module.modules())
+        module.__dict__["_shoal_axes"] = frozenset({4, 5} if videos else {4})
+    return module.__dict__["_shoal_axes"]
 
 
 class _Together(Operation):
