@@ -89,7 +89,7 @@ def sums_at_weight(
     GAP_ACROSS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """wgrad(x, g) of one row of the filter, of up to five points, over a strip of pixels of g."""
-    tl.static_assert(LONG <= 5)
+    tl.static_assert(LONG <= 5)  # a sum has a name for each point: Triton has no lists of tiles
     first, i = tl.program_id(0) * strip, tl.program_id(2)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     one = tl.zeros([ROWS, COLUMNS], tl.float32)
