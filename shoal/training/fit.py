@@ -127,13 +127,11 @@ def fit(
             check_targets(ensemble, settings.likelihood, held, to_train=False)
         own = None if isinstance(options.validation, float) else options.validation
         run_data = RunData.of(GivenData(data, own, weight), batches, held, sites)
-        moving = ensemble.members - options.frozen
-        processes = Mesh.current(moving, options.mesh, TIMEOUT, where)
+        processes = Mesh.current(ensemble.members - options.frozen, options.mesh, TIMEOUT, where)
         check_trunk(processes, ensemble, options)
         resume, choice = resume or restarted(), None
         chosen, samples = likelihood is not None, options.noise is not None
-        seen = look(ensemble, settings.likelihood, batches, data, chosen, samples)
-        seen = [*told, *seen]
+        seen = [*told, *look(ensemble, settings.likelihood, batches, data, chosen, samples)]
         if processes is None or processes.first:
             warn(seen, RunFolder(Path(out)).told() if out is not None and resume else ())
         checks.close()
