@@ -120,11 +120,16 @@ def test_a_lost_process_stops_the_others_with_one_sentence(tmp_path):
 
 
 def test_torchrun_restarts_a_run_that_lost_a_process(tmp_path, alone):
-    done = started(2, tmp_path, "killed", restarts=1)
+    for attempt in range(3):
+        out = tmp_path / str(attempt)
+        out.mkdir()
+        done = started(2, out, "killed", restarts=1)
+        if "ProcessLookupError" not in done.stderr:
+            break  # or torchrun fell over a process that ended when it was to be ended
     assert done.returncode == 0, done.stderr[-3000:]
     tensors, _ = alone("f-svgd")
     for rank in range(2):
-        for key, found in read_tensors(tmp_path / f"f-svgd-{rank}.safetensors").items():
+        for key, found in read_tensors(out / f"f-svgd-{rank}.safetensors").items():
             torch.testing.assert_close(found, tensors[key], rtol=0, atol=1e-10)
 
 
