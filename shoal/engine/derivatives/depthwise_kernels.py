@@ -20,8 +20,21 @@ _SIZES = ["height", "tall", "wide", "down", "across"]
 
 
 @triton.jit
+def _pixels(rows, tall, wide):
+    """Image, row and column of pixels that are counted from the first image on."""
+    return rows // (tall * wide), rows // wide % tall, rows % wide
+
+
+@triton.jit
+def _point(weight, columns, width, points):
+    """One point of the filters of these channels, [1, COLUMNS]."""
+    found = tl.load(weight + columns * points, mask=columns < width, other=0.0)
+    return found.to(tl.float32)[None, :]
+
+
+@triton.jit
 def _met(x, image, h, w, tall, wide, columns, width, inside):
-    """What a point of the filter meets in pixels (h, w), zeros outside of the image."""
+    """What lies in pixels (h, w), zeros outside of the image."""
     there = (h >= 0) & (h < tall) & (w >= 0) & (w < wide)
     source = ((image * tall + h) * wide + w).to(tl.int64) * width
     return load(x, source[:, None] + columns[None, :], there[:, None] & inside)
@@ -37,19 +50,15 @@ def outputs(
     """y + bias, `down` x `across` pixels, from images of `tall` x `wide` pixels."""
     first = tl.program_id(0) * ROWS
     place, inside, columns = tile(first, height, width, ROWS, COLUMNS)
-    rows = first + tl.arange(0, ROWS)
-    image, p, q = rows // (down * across), rows // across % down, rows % across
+    image, p, q = _pixels(first + tl.arange(0, ROWS), down, across)
     found = tl.zeros([ROWS, COLUMNS], tl.float32)
     found += channel(bias, columns, width, 0.0, BIASED)[None, :]
     for i in range(DEEP):
         for j in tl.static_range(LONG):
             h, w = p * STRIDE_DOWN + i * GAP_DOWN, q * STRIDE_ACROSS + j * GAP_ACROSS
             h, w = h - PAD_DOWN, w - PAD_ACROSS
-            factor = tl.load(
-                weight + columns * DEEP * LONG + i * LONG + j, mask=columns < width, other=0.0
-            ).to(tl.float32)
             met = _met(x, image, h, w, tall, wide, columns, width, inside)
-            found += met * factor[None, :]
+            found += met * _point(weight + i * LONG + j, columns, width, DEEP * LONG)
     tl.store(out + place, found, mask=inside)
 
 
@@ -63,21 +72,15 @@ def at_input(
     """dgrad(g, w) on images of `tall` x `wide` pixels, from those of `down` x `across`."""
     first = tl.program_id(0) * ROWS
     place, inside, columns = tile(first, height, width, ROWS, COLUMNS)
-    rows = first + tl.arange(0, ROWS)
-    image, h, w = rows // (tall * wide), rows // wide % tall, rows % wide
+    image, h, w = _pixels(first + tl.arange(0, ROWS), tall, wide)
     found = tl.zeros([ROWS, COLUMNS], tl.float32)
     for i in range(DEEP):
         for j in tl.static_range(LONG):
             p, q = h + PAD_DOWN - i * GAP_DOWN, w + PAD_ACROSS - j * GAP_ACROSS
-            met = (p >= 0) & (q >= 0) & (p % STRIDE_DOWN == 0) & (q % STRIDE_ACROSS == 0)
+            step = ((p % STRIDE_DOWN == 0) & (q % STRIDE_ACROSS == 0))[:, None] & inside
             p, q = p // STRIDE_DOWN, q // STRIDE_ACROSS
-            met = met & (p < down) & (q < across)
-            source = ((image * down + p) * across + q).to(tl.int64)
-            there = source[:, None] * width + columns[None, :]
-            factor = tl.load(
-                weight + columns * DEEP * LONG + i * LONG + j, mask=columns < width, other=0.0
-            ).to(tl.float32)
-            found += load(g, there, met[:, None] & inside) * factor[None, :]
+            met = _met(g, image, p, q, down, across, columns, width, step)
+            found += met * _point(weight + i * LONG + j, columns, width, DEEP * LONG)
     tl.store(out + place, found, mask=inside)
 
 
@@ -96,8 +99,7 @@ def sums_at_weight(
     two, three, four, five = one, one, one, one
     for row in tl.range(first, tl.minimum(first + strip, height), ROWS):
         place, inside, columns = tile(row, height, width, ROWS, COLUMNS)
-        rows = row + tl.arange(0, ROWS)
-        image, p, q = rows // (down * across), rows // across % down, rows % across
+        image, p, q = _pixels(row + tl.arange(0, ROWS), down, across)
         h, w = p * STRIDE_DOWN + i * GAP_DOWN - PAD_DOWN, q * STRIDE_ACROSS - PAD_ACROSS
         pull = load(g, place, inside)
         one += pull * _met(x, image, h, w, tall, wide, columns, width, inside)

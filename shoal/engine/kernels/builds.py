@@ -69,7 +69,7 @@ def beginning_triton(device: torch.device) -> Iterator[None]:
     """A block beside which a thread does what Triton does before its first kernel.
 
     It compiles the code with which it reaches the GPU, and reads all its files for a digest, by
-    which kernels are found on the disk: half a second. Operations of torch leave it a core, since
+    which kernels are found on the disk: half a second. Operations of torch leave two cores, since
     they wait for the slowest of their threads.
     """
     if device.type != "cuda" or triton_key is None or _begun:
